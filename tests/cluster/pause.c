@@ -1,0 +1,14 @@
+/* The first process of every pod: holds the pod's namespaces, reaps its orphans, sleeps until it is told to end. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void end(int number) { (void)number; _exit(0); }
+static void reap(int number) { (void)number; while (waitpid(-1, 0, WNOHANG) > 0); }
+
+int main(void) {
+    signal(SIGINT, end);
+    signal(SIGTERM, end);
+    signal(SIGCHLD, reap);
+    for (;;) pause();
+}
