@@ -142,7 +142,6 @@ class Mode(StrEnum):
     NOW = "now"  # act even before expiry: the process is known to have ended
     EXPIRED = "expired"  # act once expired: the lease alone decides
     CAPPED = "capped"  # act once expired beyond the cap: a living pod delays, never vetoes
-    HOLD = "hold"  # act on nothing: a brake is open
 
 
 class Reason(StrEnum):
@@ -182,17 +181,37 @@ class Rule:
     """One holder's verdict, as SQL can use it.
 
     `claimed_before_age` serves identities without uid or boot stamp: rows claimed longer ago than this
-    (seconds, measured by Postgres) belong to an earlier process of that name and follow EXPIRED, later
-    ones follow `mode`. `other_beat_age` is how long ago the same identity last beat any job of this
-    table: it unmasks jobs that a living worker has forgotten (DROPPED).
+    belong to an earlier process of that name, which is DEAD_INFERRED; later ones follow `mode`.
+    `other_beat_age` is how long ago the same identity last beat any job of this table: it unmasks jobs
+    that a living worker has forgotten (DROPPED). `min_silence_sec` is how long a row must not have been
+    beaten before it may be taken early: a fresher beat refutes inferred death. Ages are seconds before
+    the evidence was taken, measured by Postgres.
     """
 
-    verdict: Verdict
-    mode: Mode
+    verdict: Verdict = Verdict.UNKNOWN
+    mode: Mode = Mode.EXPIRED
     claimed_before_age: float | None = None
     other_beat_age: float | None = None
-    refund: bool = False
+    min_silence_sec: float | None = None
     pod: Mapping[str, Any] | None = None
+
+
+UNKNOWN_RULE = Rule()
+"""No evidence: the lease alone decides, nothing is shortened or extended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """What one pass knows about all holders of one table.
+
+    A holder that is not in `holders` follows `default`; where that is None its rows are left for the
+    next pass: a miss must never read as permission. `grace_sec` is the silent-fleet brake: unless a
+    verdict says dead, a row is touched only this long after its expiry (`inf`: not in this pass).
+    """
+
+    holders: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
+    default: Rule | None = UNKNOWN_RULE
+    grace_sec: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,5 +244,176 @@ class Decision:
     fail_code: str | None = None
     fail_reason: str | None = None
     attempt_after: int | None = None
-    refunded_after: int | None = None
     backoff_sec: float | None = None
+
+
+# ── What a pass reads and reports ───────────────────────────────────────────────────────────────────
+
+
+class Scan(StrEnum):
+    """Which rows a batch looks at."""
+
+    EXPIRED = "expired"  # leases that ran out
+    STALE = "stale"  # rows without a lease whose last sign of life is old
+    FAR = "far"  # leases too far ahead to be believed
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What asks for attention in one table. `as_of` is Postgres' own time, as text: the evidence's age."""
+
+    as_of: str
+    expired: int = 0
+    stale: int = 0
+    far: int = 0
+    unleased: int = 0
+    oldest_sec: float = 0.0
+
+    @property
+    def candidates(self) -> int:
+        return self.expired + self.stale + self.far
+
+    def of(self, scan: Scan) -> int:
+        return {Scan.EXPIRED: self.expired, Scan.STALE: self.stale, Scan.FAR: self.far}[scan]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Who holds jobs, as far as the silent-fleet brake needs to know."""
+
+    holders: frozenset[str] = frozenset()
+    any_fresh_beat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """One batch: where it starts, how many rows it may look at and change, how much it should tell."""
+
+    scan: Scan
+    as_of: str
+    limit: int
+    after: tuple[str | None, str] | None = None
+    cap: int | None = None
+    detail: int = 0
+    deferred_detail: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One job the reaper changed (or would change), as the log tells it."""
+
+    id: object
+    outcome: str
+    reason: str
+    event: str
+    verdict: str
+    locked_by: str | None
+    stage: str | None
+    attempt: int | None
+    max_attempts: int
+    backoff_sec: float | None
+    fail_code: str | None
+    overdue_sec: float | None
+    pod: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Changed rows that share their metric labels and their time-to-recover bucket."""
+
+    outcome: str
+    reason: str
+    stage: str | None
+    bucket: int | None
+    n: int
+    overdue_sum: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderGroup:
+    """Changed rows beyond the detailed ones, by who held them."""
+
+    outcome: str
+    reason: str
+    locked_by: str | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What one batch did."""
+
+    rows: int
+    last_key: tuple[str | None, str] | None
+    details: tuple[Change, ...]
+    groups: tuple[Group, ...]
+    holders: tuple[HolderGroup, ...]
+    judged: Mapping[str, int]
+    deferred: tuple[object, ...]
+    fresh: bool
+
+    @property
+    def changed(self) -> int:
+        return sum(group.n for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A row that could not be written, and what the database said about it."""
+
+    id: object
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableFault:
+    """Why a table was not (wholly) served."""
+
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class TableReport:
+    """The result of one table's pass: a value per table, never an exception (SPEC.md decision 12)."""
+
+    name: str
+    requeued_ids: list[object] = field(default_factory=list)
+    failed_ids: list[object] = field(default_factory=list)
+    deferred_ids: list[object] = field(default_factory=list)
+    poisoned: list[Poison] = field(default_factory=list)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("requeued", "failed", "deferred", "moved_on", "not_due", "unleased", "poisoned"), 0
+        )
+    )
+    error: TableFault | None = None
+    braked: str | None = None
+    capped: bool = False
+    oldest_sec: float = 0.0
+    scan_ms: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and not self.counts["poisoned"]
+
+
+@dataclass(slots=True)
+class PassReport:
+    """The result of one pass over all tables."""
+
+    tables: dict[str, TableReport] = field(default_factory=dict)
+    dry_run: bool = False
+    skipped: str | None = None
+    pass_ms: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(report.ok for report in self.tables.values())
+
+    @property
+    def exit_code(self) -> int:
+        if not self.ok:
+            return 1
+        return 3 if any(report.braked for report in self.tables.values()) else 0

@@ -1,0 +1,171 @@
+"""One connection to Postgres: opened late, opened again when lost, errors translated into ours.
+
+No session state is relied upon (PgBouncer in transaction mode): time-outs are set inside each
+transaction, nothing is prepared on the server, no session lock is taken.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import conninfo
+
+from reconciler.errors import (
+    ConfigError,
+    DatabaseError,
+    Problem,
+    ReaperError,
+    RowError,
+    TableError,
+    TransientError,
+)
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Connection = psycopg.Connection[Row]
+
+TRIES = 5
+FIRST_PAUSE_SEC = 0.1
+
+_SETTINGS = (
+    "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),"
+    " set_config('idle_in_transaction_session_timeout', %s, true), set_config('jit', 'off', true)"
+)
+
+# Worth another try on the same or a new connection: the server said "not now", not "never".
+_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+_TRANSIENT_CLASSES = frozenset({"08", "53"})
+_ROW_CLASSES = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "P0", "54"})
+
+
+class Database:
+    """A connection and its manners. Not shared between threads."""
+
+    def __init__(
+        self,
+        dsn: str | None,
+        *,
+        statement_timeout_ms: int = 30_000,
+        lock_timeout_ms: int = 2_000,
+        connect_timeout_sec: int = 10,
+        application_name: str = "job-reaper",
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.dsn = checked_dsn(dsn)
+        self._timeouts = (str(statement_timeout_ms), str(lock_timeout_ms), str(statement_timeout_ms))
+        self._connect_timeout_sec = connect_timeout_sec
+        self._application_name = application_name
+        self._pause = pause
+        self._conn: Connection | None = None
+
+    def another(self) -> Database:
+        """The same settings on a connection of its own, for a second thread."""
+        twin = Database.__new__(Database)
+        for name, value in vars(self).items():
+            setattr(twin, name, value)
+        twin._conn = None
+        return twin
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Do `work` in one transaction; try again when the server only said "not now".
+
+        The work must be repeatable: a connection lost during COMMIT may have committed. Ours is, because a
+        row that was changed is not found again.
+        """
+        for attempt in range(1, TRIES + 1):
+            try:
+                with self._transaction() as conn:
+                    return work(conn)
+            except psycopg.Error as error:
+                translated = translate(error)
+                self._drop_if_broken()
+                if attempt == TRIES or not isinstance(translated, TransientError):
+                    raise translated from error
+                self._pause(FIRST_PAUSE_SEC * 2 ** (attempt - 1) * (1 + random.random()))  # noqa: S311 - jitter
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        conn = self._connection()
+        with conn.transaction():
+            conn.execute(_SETTINGS, self._timeouts)
+            yield conn
+
+    def _connection(self) -> Connection:
+        if self._conn is None or self._conn.closed:
+            self._conn = psycopg.connect(
+                self.dsn,
+                autocommit=True,
+                prepare_threshold=None,  # PgBouncer may hand the next statement to another server session
+                connect_timeout=self._connect_timeout_sec,
+                fallback_application_name=self._application_name,
+            )
+        return self._conn
+
+    def _drop_if_broken(self) -> None:
+        if self._conn is not None and (self._conn.closed or self._conn.broken):
+            self.close()
+
+
+def checked_dsn(dsn: str | None) -> str:
+    """Refuse a connection string that libpq cannot even parse, without ever printing it."""
+    try:
+        conninfo.conninfo_to_dict(dsn or "")
+    except psycopg.ProgrammingError as error:
+        problem = Problem(
+            key="DATABASE_URL",
+            value="(hidden)",
+            allowed="a libpq URL or key=value string, e.g. postgresql://user:password@host:5432/app",
+            hint="Characters such as @ : / # in a password must be percent-encoded",
+        )
+        raise ConfigError([problem]) from error
+    return dsn or ""
+
+
+def translate(error: psycopg.Error) -> ReaperError:
+    """Say whose fault it is: the moment's, the table's, a row's, or the database's as a whole."""
+    state = error.sqlstate
+    message = _first_line(error)
+    if state is None:
+        return _without_state(error, message)
+    if state == "57014":  # our statement_timeout: a smaller batch may pass, so it is the rows' fault
+        return RowError(message, code="statement_timeout")
+    if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
+        return TransientError(message, code="lock_timeout" if state == "55P03" else "transient")
+    if state == "25006":
+        return DatabaseError(
+            f"{message}; the database is read-only: point DATABASE_URL at the primary", code="read_only"
+        )
+    if state[:2] in ("28", "3D"):
+        return DatabaseError(f"{message}; check user, password and database in DATABASE_URL", code="refused")
+    if state == "42501":
+        return TableError(f"{message}; migrations/grants.sql gives exactly what a pass needs", code="no_rights")
+    if state[:2] in _ROW_CLASSES:
+        return RowError(f"{message} (SQLSTATE {state})", code="row")
+    return TableError(f"{message} (SQLSTATE {state})", code="sql")
+
+
+def _without_state(error: psycopg.Error, message: str) -> ReaperError:
+    """Libpq's own words: no server answered, or it refused before it could give a code."""
+    if any(word in message for word in ("authentication failed", "does not exist", "no pg_hba.conf entry")):
+        return DatabaseError(f"{message}; check user, password and database in DATABASE_URL", code="refused")
+    if isinstance(error, psycopg.OperationalError):
+        return TransientError(
+            f"{message}; is the database up, and are host and port in DATABASE_URL right?", code="unreachable"
+        )
+    return DatabaseError(message, code="driver")
+
+
+def _first_line(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,30 @@
+-- What the catalogue says about a table. pg_catalog is readable by every role, information_schema hides
+-- what we may not touch, and then "no rights" would look like "no such column".
+
+-- name: columns
+-- One row per column; no row at all means there is no such table on the search path.
+SELECT
+    c.relkind::text, a.attname, format_type(a.atttypid, a.atttypmod), format_type(b.oid, NULL), b.typtype::text,
+    a.attnotnull, a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
+JOIN pg_catalog.pg_type AS b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
+WHERE c.oid = to_regclass(%(table)s)
+ORDER BY a.attnum
+
+-- name: rights
+-- Which of the rights a pass needs are missing, in words a DBA can act on.
+SELECT
+    has_table_privilege(%(table)s, 'SELECT') OR NOT EXISTS (
+        SELECT 1 FROM unnest(%(read)s::text[]) AS x WHERE NOT has_column_privilege(%(table)s, x, 'SELECT')),
+    ARRAY(SELECT x FROM unnest(%(write)s::text[]) AS x WHERE NOT has_column_privilege(%(table)s, x, 'UPDATE')),
+    (SELECT bool_and(has_column_privilege(%(events)s, x, 'INSERT')) FROM unnest(%(event_columns)s::text[]) AS x)
+
+-- name: server
+-- Where we are and whether we may write there.
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, current_setting('server_version_num')::int
+
+-- name: castable
+-- Fails at parse time when there is no such cast.
+SELECT NULL::{id_type}::{job_id_type}
