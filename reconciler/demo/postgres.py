@@ -247,9 +247,8 @@ class EmbeddedPostgres:
 
     def _watch(self) -> None:
         watchdog_command = [sys.executable, "-I", "-S", watchdog.__file__]
-        remove = "" if self._given_data_dir else str(self.base)
         self._watchdog = subprocess.Popen(  # noqa: S603 - ours
-            [*watchdog_command, str(os.getpid()), str(self.pid), str(self.data_dir), remove],
+            [*watchdog_command, str(os.getpid()), str(self.pid), str(self.data_dir), str(self.base)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

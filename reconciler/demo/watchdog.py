@@ -55,8 +55,7 @@ def main() -> None:
     if dismissed_by(parent):
         return
     end(pid, data_dir)
-    if remove_dir:
-        shutil.rmtree(remove_dir, ignore_errors=True)
+    shutil.rmtree(remove_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
