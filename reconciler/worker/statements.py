@@ -124,7 +124,7 @@ def compose(spec: TableSpec, name: str, **parts: str) -> bytes:
 @lru_cache(maxsize=64)
 def _names(spec: TableSpec) -> tuple[tuple[str, sql.Composable], ...]:
     c, s, e = spec.columns, spec.statuses, spec.events
-    names: dict[str, sql.Composable] = {
+    raw: dict[str, sql.Composable] = {
         "table": _qualified(spec.schema, spec.table),
         "events": _qualified(e.schema, e.table),
         "event_job_id": sql.Identifier(e.job_id),
@@ -147,6 +147,11 @@ def _names(spec: TableSpec) -> tuple[tuple[str, sql.Composable], ...]:
         "processing": sql.Literal(s.processing),
         "done": sql.Literal(s.done),
         "failed": sql.Literal(s.failed),
+    }
+    # psycopg quotes a name but leaves its % to be read as a placeholder.
+    names: dict[str, sql.Composable] = {
+        name: sql.SQL(part.as_string(None).replace("%", "%%"))  # type: ignore[arg-type]
+        for name, part in raw.items()
     }
     for fragment in ("fence", "lease_sec", "new_lease_sec", "beat_at"):
         names[fragment] = query("worker", fragment).format(**names)
