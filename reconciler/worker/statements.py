@@ -150,7 +150,7 @@ def _names(spec: TableSpec) -> tuple[tuple[str, sql.Composable], ...]:
     }
     # psycopg quotes a name but leaves its % to be read as a placeholder.
     names: dict[str, sql.Composable] = {
-        name: sql.SQL(part.as_string(None).replace("%", "%%"))  # type: ignore[arg-type]
+        name: sql.SQL(part.as_string(None).replace("%", "%%"))
         for name, part in raw.items()
     }
     for fragment in ("fence", "lease_sec", "new_lease_sec", "beat_at"):
