@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, Protocol
 
 TEN_YEARS_SEC = 315_360_000
@@ -45,7 +46,9 @@ def _decimal(value: object, pattern: re.Pattern[str]) -> Decimal:
     if isinstance(value, str):
         text = value.strip()
         if unit := _WITH_UNIT.fullmatch(text):
-            raise ValueError(f"Write the bare number without a unit: the key says what it counts ({unit[1]}?)")
+            raise ValueError(
+                f"Write the bare number without a unit: the key says what it counts ({unit[1]}?)"
+            )
         if not pattern.fullmatch(text):
             raise ValueError
         return Decimal(text)
@@ -54,7 +57,7 @@ def _decimal(value: object, pattern: re.Pattern[str]) -> Decimal:
     elif isinstance(value, float):
         number = Decimal(repr(value))
     else:
-        raise ValueError
+        raise ValueError  # noqa: TRY004 - one error type for all refusals
     if not number.is_finite():
         raise ValueError
     return number
@@ -255,7 +258,7 @@ class Ladder:
             raise ValueError
         step = Number(Decimal("0.001"), Decimal(TEN_YEARS_SEC))
         steps = tuple(step.parse(item) for item in items)
-        if any(later < earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+        if any(later < earlier for earlier, later in pairwise(steps)):
             raise ValueError
         return steps
 

@@ -123,7 +123,8 @@ class Liveness(Section):
         ),
     ] = "auto"
     defer_factor: Annotated[
-        float, Setting(Number(Decimal(0), Decimal(100)), "a running pod spares its job for stage lease x this")
+        float,
+        Setting(Number(Decimal(0), Decimal(100)), "a running pod spares its job for stage lease x this"),
     ] = 1.0
     defer_max_sec: Annotated[
         int, Setting(Whole(0, TEN_YEARS_SEC, "seconds"), "but for no longer than this after the expiry")
@@ -156,7 +157,9 @@ class Liveness(Section):
 class Brake(Section):
     max_expired_share: Annotated[
         float,
-        Setting(Number(Decimal("0.000001"), Decimal(1)), "above this share of expired jobs a table is left alone"),
+        Setting(
+            Number(Decimal("0.000001"), Decimal(1)), "above this share of expired jobs a table is left alone"
+        ),
     ] = 1.0
     outage_grace_sec: Annotated[
         int, Setting(Whole(0, 86_400, "seconds"), "patience with a silent fleet; 0: off")
@@ -192,7 +195,7 @@ class Database(Section):
             secret=True,
             in_file=False,
         ),
-    ] = Field(None, repr=False)
+    ] = Field(default=None, repr=False)
     statement_timeout_ms: Annotated[int, Setting(_TIMEOUT_MS, "longest statement")] = 30_000
     lock_timeout_ms: Annotated[int, Setting(_TIMEOUT_MS, "longest wait for a lock")] = 2000
     connect_timeout_sec: Annotated[int, Setting(Whole(1, 3600, "seconds"), "longest connect")] = 10
@@ -201,8 +204,10 @@ class Database(Section):
 class State(Section):
     schema_name: Annotated[
         str | None, Setting(Name(), "schema of the state table; null: search_path", nullable=True)
-    ] = Field(None, alias="schema")
-    table: Annotated[str, Setting(Name(), "where counters and the pass's own lease are kept")] = "reaper_state"
+    ] = Field(default=None, alias="schema")
+    table: Annotated[str, Setting(Name(), "where counters and the pass's own lease are kept")] = (
+        "reaper_state"
+    )
 
 
 class Metrics(Section):
@@ -213,9 +218,13 @@ class Metrics(Section):
     pushgateway: Annotated[
         str | None,
         Setting(
-            Url(), "where `once` pushes its metrics", env=("REAPER_PUSHGATEWAY_URL",), nullable=True, secret=True
+            Url(),
+            "where `once` pushes its metrics",
+            env=("REAPER_PUSHGATEWAY_URL",),
+            nullable=True,
+            secret=True,
         ),
-    ] = Field(None, repr=False)
+    ] = Field(default=None, repr=False)
     pushgateway_job: Annotated[
         str,
         Setting(
@@ -227,7 +236,9 @@ class Metrics(Section):
 
 
 class Log(Section):
-    level: Annotated[str, Setting(_LEVEL, "the least level that is written", env=("REAPER_LOG_LEVEL",))] = "info"
+    level: Annotated[str, Setting(_LEVEL, "the least level that is written", env=("REAPER_LOG_LEVEL",))] = (
+        "info"
+    )
     ai_level: Annotated[str, Setting(_LEVEL, "the same for the log tag `AI`", env=("AI_LOG_LEVEL",))] = "warn"
 
 
@@ -235,7 +246,10 @@ class WorkerSection(Section):
     max_concurrency: Annotated[
         int,
         Setting(
-            Whole(1, 10_000), "jobs one worker runs at once", env=("MAX_CONCURRENCY",), fallback=("PGBOSS_TEAM_SIZE",)
+            Whole(1, 10_000),
+            "jobs one worker runs at once",
+            env=("MAX_CONCURRENCY",),
+            fallback=("PGBOSS_TEAM_SIZE",),
         ),
     ] = 5
     scratch_dir: Annotated[

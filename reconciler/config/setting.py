@@ -116,7 +116,9 @@ def walk(root: type[Section], above: Path = ()) -> Iterator[tuple[Path, FieldInf
 def dotted(path: Path) -> str:
     """`lease.defaultSec`; a name that holds a dot or a quote is quoted: `tables."app.jobs".table`."""
     return ".".join(
-        '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"' if set(part) & set('."\\ ') or not part else part
+        '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if set(part) & set('."\\ ') or not part
+        else part
         for part in path
     )
 

@@ -47,7 +47,7 @@ class EventsTable(Section):
 
     schema_name: Annotated[
         str | None, Setting(Name(), "schema of the events table; null: search_path", nullable=True)
-    ] = Field(None, alias="schema")
+    ] = Field(default=None, alias="schema")
     table: Annotated[str, Setting(Name(), "the events table")] = "job_events"
     job_id: Annotated[str, Setting(Name(), "its column for the job's id")] = "job_id"
     data: Annotated[str, Setting(Name(), "its jsonb column for the event")] = "data"
@@ -59,15 +59,22 @@ class JobTable(Section):
     kind: Annotated[str, Setting(Choice(("lease",)), "how jobs of this table are held")] = "lease"
     schema_name: Annotated[
         str | None,
-        Setting(Name(), "schema of the table; null: search_path, or what the key says before its dot", nullable=True),
-    ] = Field(None, alias="schema")
+        Setting(
+            Name(),
+            "schema of the table; null: search_path, or what the key says before its dot",
+            nullable=True,
+        ),
+    ] = Field(default=None, alias="schema")
     table: Annotated[
-        str | None, Setting(Name(), "the table; null: the key, or what the key says after its dot", nullable=True)
+        str | None,
+        Setting(Name(), "the table; null: the key, or what the key says after its dot", nullable=True),
     ] = None
     columns: ColumnNames = Field(default_factory=ColumnNames)
     statuses: StatusWords = Field(default_factory=StatusWords)
     events: EventsTable = Field(default_factory=EventsTable)
     max_per_pass: Annotated[
         int | None,
-        Setting(Whole(1, 1_000_000_000, "rows"), "rows changed in one pass at most; null: no limit", nullable=True),
+        Setting(
+            Whole(1, 1_000_000_000, "rows"), "rows changed in one pass at most; null: no limit", nullable=True
+        ),
     ] = None

@@ -1,0 +1,54 @@
+"""What may be shown of a value. In doubt more is hidden, never less."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+HIDDEN = "***"
+# Up to the last @, not the first: people forget to percent-encode, and half a password is still one.
+_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*):(.*)@", re.DOTALL)
+_QUERY = re.compile(r"([?&])([^=&#]*)=([^&#]*)")
+_PAIR = re.compile(
+    r"\b((?:ssl)?password)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)", re.IGNORECASE | re.DOTALL
+)
+_HARMLESS = re.compile(r"[+-]?[0-9.]{1,20}|true|false|yes|no|on|off", re.IGNORECASE)
+
+
+def masked_dsn(dsn: str) -> str:
+    """The connection string without its passwords: URL, `key=value`, and `?password=` forms."""
+    shown = _USERINFO.sub(rf"\1:{HIDDEN}@", dsn)
+    if "://" in shown:
+        return _QUERY.sub(_masked_parameter, shown)
+    return _PAIR.sub(rf"\1\2{HIDDEN}", shown)
+
+
+def _masked_parameter(match: re.Match[str]) -> str:
+    # libpq decodes the names too, so `pass%77ord` is a password.
+    name = unquote(match[2]).lower()
+    return f"{match[1]}{match[2]}={HIDDEN}" if name in ("password", "sslpassword") else match[0]
+
+
+def shown(value: object, *, secret: bool = False) -> str:
+    """A wrong value as an error shows it: short, on one line, and never a secret."""
+    if isinstance(value, dict):
+        return "{…}" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{len(value)} items]"
+    if secret:
+        return "(hidden)"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # Someone may have swapped two variables: what looks like a DSN is masked wherever it turns up.
+    text = masked_dsn(str(value)[:2000])
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return (text if len(text) <= 80 else f"{text[:77]}…") or "''"
+
+
+def hinted(value: object) -> str:
+    """The value of a key nobody knows: it may be anything, so only what cannot be a secret is shown."""
+    if isinstance(value, str) and not _HARMLESS.fullmatch(value):
+        return "(text)"
+    return shown(value)
