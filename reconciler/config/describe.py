@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -62,5 +60,8 @@ def document(settings: Settings) -> dict[str, Any]:
 
 def checksum(settings: Settings) -> str:
     """sha256 over the values, whatever their source; the order of the tables counts, other orders do not."""
+    import hashlib  # noqa: PLC0415 - not every command asks for it
+    import json  # noqa: PLC0415
+
     content = [list(settings.tables), document(settings)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

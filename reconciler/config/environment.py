@@ -18,10 +18,8 @@ CONFIG = "REAPER_CONFIG"
 TABLES = "REAPER_TABLES"
 _FACTOR = "_SLA_FACTOR"
 # What Kubernetes injects for each Service of the namespace (enableServiceLinks), here for reaper*.
-_LINK_NAME = re.compile(
-    r"REAPER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_\w+)?)"
-)
-_LINK_VALUE = re.compile(r"(?:tcp|udp|sctp)://\S+", re.IGNORECASE)
+_LINK_NAME = r"REAPER_(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_\w+)?)"
+_LINK_VALUE = r"(?:tcp|udp|sctp)://\S+"
 
 
 @cache
@@ -69,10 +67,10 @@ def read(env: Mapping[str, str], stages: Iterable[str], warnings: list[str]) -> 
 
 
 def _is_service_link(name: str, value: str) -> bool:
+    if re.fullmatch(_LINK_NAME, name):
+        return True
     # A bare _PORT counts only with an address in it: REAPER_METRIC_PORT=9090 is somebody's typing error.
-    return bool(
-        _LINK_NAME.fullmatch(name) or (name.endswith("_PORT") and _LINK_VALUE.fullmatch(value.strip()))
-    )
+    return name.endswith("_PORT") and bool(re.fullmatch(_LINK_VALUE, value.strip()))
 
 
 def _unread(env: Mapping[str, str], known: set[str], factors: Iterable[str]) -> Iterable[str]:

@@ -16,16 +16,17 @@ from typing import Any, Protocol
 TEN_YEARS_SEC = 315_360_000
 """No duration is longer: beyond it only typing errors live, and SQL intervals begin to overflow."""
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}(?:\.0{1,6})?")
-_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?")
-_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%]+")
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-_URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
+# Patterns are compiled by `re` when first used: a start that needs none should not pay for them.
+_WHOLE = r"[+-]?[0-9]{1,18}(?:\.0{1,6})?"
+_NUMBER = r"[+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?"
+_WITH_UNIT = r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%]+"
+_PLACEHOLDER = r"\{([^{}]*)\}"
+_NAMESPACE = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_URL = r"[Hh][Tt][Tt][Pp][Ss]?://[^\s/?#]+[^\s]*"
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 # What Prisma and other clients of the documents' code base append to DATABASE_URL, and libpq refuses.
-_FOREIGN_PARAMETERS = re.compile(
+_FOREIGN_PARAMETERS = (
     r"[?&](schema|pgbouncer|connection_limit|pool_timeout|socket_timeout|sslaccept|statement_cache_size)="
 )
 
@@ -39,17 +40,17 @@ class Grammar(Protocol):
     def parse(self, value: object) -> Any: ...
 
 
-def _decimal(value: object, pattern: re.Pattern[str]) -> Decimal:
+def _decimal(value: object, pattern: str) -> Decimal:
     # bool is an int to Python; to the reader of a configuration it is not a number.
     if isinstance(value, bool):
         raise ValueError("true and false are not numbers")  # noqa: TRY004 - one error type for all refusals
     if isinstance(value, str):
         text = value.strip()
-        if unit := _WITH_UNIT.fullmatch(text):
+        if unit := re.fullmatch(_WITH_UNIT, text):
             raise ValueError(
                 f"Write the bare number without a unit: the key says what it counts ({unit[1]}?)"
             )
-        if not pattern.fullmatch(text):
+        if not re.fullmatch(pattern, text):
             raise ValueError
         return Decimal(text)
     if isinstance(value, int | Decimal):
@@ -75,7 +76,7 @@ def _number(value: Decimal) -> str:
     return f"{value.normalize():f}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Whole:
     """A whole number within bounds."""
 
@@ -95,7 +96,7 @@ class Whole:
         return int(number)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Number:
     """A number within bounds, fractions welcome."""
 
@@ -115,11 +116,10 @@ class Number:
         return float(number)
 
 
-@dataclass(frozen=True, slots=True)
 class Factor:
     """An exact positive multiplier. Six decimals, so that it survives a trip through JSON and YAML."""
 
-    most: int = 10_000
+    most = 10_000
 
     @property
     def allowed(self) -> str:
@@ -135,11 +135,10 @@ class Factor:
         return Decimal(int(rounded)) if rounded == int(rounded) else rounded.normalize()
 
 
-@dataclass(frozen=True, slots=True)
 class Flag:
     """Yes or no, in the words people use."""
 
-    allowed: str = "true or false (also 1/0, yes/no, on/off)"
+    allowed = "true or false (also 1/0, yes/no, on/off)"
 
     def parse(self, value: object) -> bool:
         if isinstance(value, bool):
@@ -152,7 +151,7 @@ class Flag:
         raise ValueError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """One of a few words; upper and lower case alike."""
 
@@ -171,11 +170,10 @@ class Choice:
         return word
 
 
-@dataclass(frozen=True, slots=True)
 class Name:
     """A Postgres identifier as it stands in the catalogue: case kept, never folded, quoted by the driver."""
 
-    allowed: str = "a Postgres name of 1 to 63 bytes, without quotes around it"
+    allowed = "a Postgres name of 1 to 63 bytes, without quotes around it"
 
     def parse(self, value: object) -> str:
         name = _text(value)
@@ -186,7 +184,7 @@ class Name:
         return name
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Text:
     """Free text on one line."""
 
@@ -202,37 +200,34 @@ class Text:
         return text
 
 
-@dataclass(frozen=True, slots=True)
 class Namespace:
     """A Kubernetes namespace."""
 
-    allowed: str = "a Kubernetes namespace: up to 63 of a-z, 0-9 and -"
+    allowed = "a Kubernetes namespace: up to 63 of a-z, 0-9 and -"
 
     def parse(self, value: object) -> str:
         name = _text(value).strip()
-        if not _NAMESPACE.fullmatch(name):
+        if not re.fullmatch(_NAMESPACE, name):
             raise ValueError
         return name
 
 
-@dataclass(frozen=True, slots=True)
 class Url:
     """An HTTP address."""
 
-    allowed: str = "an http:// or https:// address"
+    allowed = "an http:// or https:// address"
 
     def parse(self, value: object) -> str:
         url = _text(value).strip()
-        if len(url) > 2000 or not _URL.fullmatch(url):
+        if len(url) > 2000 or not re.fullmatch(_URL, url):
             raise ValueError
         return url
 
 
-@dataclass(frozen=True, slots=True)
 class Dsn:
     """A connection string libpq understands. Only its shape is checked here: libpq has the last word."""
 
-    allowed: str = "postgresql://user:password@host:5432/name, or host=… dbname=…"
+    allowed = "postgresql://user:password@host:5432/name, or host=… dbname=…"
 
     def parse(self, value: object) -> str:
         dsn = _text(value).strip()
@@ -241,16 +236,15 @@ class Dsn:
                 raise ValueError("The scheme must be postgresql:// or postgres://")
             if "=" not in dsn:
                 raise ValueError
-        elif foreign := _FOREIGN_PARAMETERS.search(dsn):
+        elif foreign := re.search(_FOREIGN_PARAMETERS, dsn):
             raise ValueError(f"libpq does not know the parameter {foreign[1]!r}: remove it from the URL")
         return dsn
 
 
-@dataclass(frozen=True, slots=True)
 class Ladder:
     """The waits between attempts, each at least as long as the one before."""
 
-    allowed: str = "a list of 1 to 20 numbers above 0 (seconds), none smaller than the one before"
+    allowed = "a list of 1 to 20 numbers above 0 (seconds), none smaller than the one before"
 
     def parse(self, value: object) -> tuple[float, ...]:
         items = value.split(",") if isinstance(value, str) else value
@@ -263,11 +257,10 @@ class Ladder:
         return steps
 
 
-@dataclass(frozen=True, slots=True)
 class Patterns:
     """How `locked_by` names a pod. `{pod}` is the one part no pattern can do without."""
 
-    known: tuple[str, ...] = ("cluster", "namespace", "pod", "uid", "container")
+    known = ("cluster", "namespace", "pod", "uid", "container")
 
     @property
     def allowed(self) -> str:
@@ -279,8 +272,8 @@ class Patterns:
             raise ValueError
         patterns = tuple(_text(item).strip() for item in value)
         for pattern in patterns:
-            parts = _PLACEHOLDER.findall(pattern)
-            rest = _PLACEHOLDER.sub("", pattern)
+            parts = re.findall(_PLACEHOLDER, pattern)
+            rest = re.sub(_PLACEHOLDER, "", pattern)
             if "pod" not in parts or len(set(parts)) != len(parts) or not set(parts) <= set(self.known):
                 raise ValueError
             if "{" in rest or "}" in rest or len(pattern) > 500:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
 
 HIDDEN = "***"
 # Up to the last @, not the first: people forget to percent-encode, and half a password is still one.
-_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*):(.*)@", re.DOTALL)
-_QUERY = re.compile(r"([?&])([^=&#]*)=([^&#]*)")
-_PAIR = re.compile(
-    r"\b((?:ssl)?password)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)", re.IGNORECASE | re.DOTALL
-)
-_HARMLESS = re.compile(r"[+-]?[0-9.]{1,20}|true|false|yes|no|on|off", re.IGNORECASE)
+# Patterns are compiled by `re` when first used: a start that shows nothing should not pay for them.
+_USERINFO = r"(?s)([A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*):(.*)@"
+_QUERY = r"([?&])([^=&#]*)=([^&#]*)"
+_PAIR = r"(?is)\b((?:ssl)?password)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)"
+_HARMLESS = r"(?i)[+-]?[0-9.]{1,20}|true|false|yes|no|on|off"
 
 
 def masked_dsn(dsn: str) -> str:
     """The connection string without its passwords: URL, `key=value`, and `?password=` forms."""
-    shown = _USERINFO.sub(rf"\1:{HIDDEN}@", dsn)
+    shown = re.sub(_USERINFO, rf"\1:{HIDDEN}@", dsn)
     if "://" in shown:
-        return _QUERY.sub(_masked_parameter, shown)
-    return _PAIR.sub(rf"\1\2{HIDDEN}", shown)
+        return re.sub(_QUERY, _masked_parameter, shown)
+    return re.sub(_PAIR, rf"\1\2{HIDDEN}", shown)
 
 
 def _masked_parameter(match: re.Match[str]) -> str:
+    from urllib.parse import unquote  # noqa: PLC0415 - few starts have anything to mask
+
     # libpq decodes the names too, so `pass%77ord` is a password.
     name = unquote(match[2]).lower()
     return f"{match[1]}{match[2]}={HIDDEN}" if name in ("password", "sslpassword") else match[0]
@@ -49,6 +49,6 @@ def shown(value: object, *, secret: bool = False) -> str:
 
 def hinted(value: object) -> str:
     """The value of a key nobody knows: it may be anything, so only what cannot be a secret is shown."""
-    if isinstance(value, str) and not _HARMLESS.fullmatch(value):
+    if isinstance(value, str) and not re.fullmatch(_HARMLESS, value):
         return "(text)"
     return shown(value)

@@ -1,7 +1,5 @@
 """The sections of the file: every key with its default, its bounds, its variables and its meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, ClassVar

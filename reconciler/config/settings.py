@@ -7,11 +7,9 @@ that another one hides goes unseen, a right one loses its origin, and a variable
 of" a key cannot rank below the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, PrivateAttr
 
@@ -36,20 +34,23 @@ from reconciler.config.sections import (
 from reconciler.config.setting import Section, Setting
 from reconciler.config.tables import JobTable
 
+DEFAULT_TABLES: Final = ("jobs", "asr_jobs")
+DEFAULT_FACTORS: Final = model.SlaPolicy().factors
 
-def default_tables() -> dict[str, JobTable]:
-    return {name: JobTable(table=name) for name in ("jobs", "asr_jobs")}
+
+def _tables() -> dict[str, JobTable]:
+    return {name: JobTable(table=name) for name in DEFAULT_TABLES}
 
 
-def default_stages() -> dict[str, Stage]:
-    return {name: Stage(factor=factor) for name, factor in model.SlaPolicy().factors.items()}
+def _stages() -> dict[str, Stage]:
+    return {name: Stage(factor=factor) for name, factor in DEFAULT_FACTORS.items()}
 
 
 class Settings(Section):
     """The effective configuration: frozen, complete, each value valid."""
 
-    tables: Mapping[str, JobTable] = Field(default_factory=default_tables)
-    stages: Mapping[str, Stage] = Field(default_factory=default_stages)
+    tables: Mapping[str, JobTable] = Field(default_factory=_tables)
+    stages: Mapping[str, Stage] = Field(default_factory=_stages)
     lease: Lease = Field(default_factory=Lease)
     attempts: Attempts = Field(default_factory=Attempts)
     backoff: Backoff = Field(default_factory=Backoff)

@@ -1,7 +1,5 @@
 """The sections of one job table: where it lives and what its app calls things."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field
