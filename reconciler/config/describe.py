@@ -24,16 +24,17 @@ def leaves(section: Section, above: Path = ()) -> Iterator[tuple[Path, Setting, 
                 yield from leaves(entry, (*path, key))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON and YAML know it."""
     if isinstance(value, Decimal | float):
         return int(value) if value == int(value) else float(value)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
 def _shown(setting: Setting, value: Any) -> Any:
-    return masked_dsn(value) if setting.secret and value is not None else _plain(value)
+    return masked_dsn(value) if setting.secret and value is not None else plain(value)
 
 
 def describe(settings: Settings) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from reconciler.config.mask import shown
 from reconciler.config.setting import Path, dotted
 from reconciler.errors import Problem
 
-MAX_BYTES = 1_048_576
-"""A ConfigMap holds no more than this."""
+MAX_BYTES = 262_144
+"""Hundreds of tables fit; a path that leads to a log or a device does not."""
 _MAX_NODES = 50_000
 """Aliases can unfold a small file into billions of values."""
 _MAX_DEPTH = 50
@@ -50,7 +50,7 @@ def _text(path: str) -> str:
     except (OSError, ValueError) as error:
         raise _Refused(getattr(error, "strerror", None) or "This is not a path") from None
     if len(raw) > MAX_BYTES:
-        raise _Refused("It is larger than 1 MiB, more than a ConfigMap can hold")
+        raise _Refused("It is larger than 256 KiB: is this the right file?")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -59,7 +59,7 @@ def _text(path: str) -> str:
 
 class _Reader:
     def __init__(self, path: str, problems: list[Problem]) -> None:
-        self.path = path
+        self.path = path if path.isprintable() else ascii(path)[1:-1]
         self.problems = problems
         self.nodes = 0
 
@@ -78,7 +78,8 @@ class _Reader:
             return
         if not isinstance(root, MappingNode):
             raise _Refused("The file must be a mapping of keys to values")
-        yield from self._leaves(root, ())
+        if root.value:
+            yield from self._leaves(root, ())
 
     def _is_null(self, node: Node) -> bool:
         return bool(node.tag == f"{_CORE_TAG}null")

@@ -78,7 +78,7 @@ class Judge:
             ok = False
         if not ok:
             path = given.path[: depth + 1]
-            self._report(path, Problem(ascii(dotted(path))[1:-1], "…", ENTRY_NAME.allowed, "", given.where))
+            self._report(path, Problem(dotted(path), "…", ENTRY_NAME.allowed, "", given.where))
         return ok
 
     def _branch(self, given: Given, branch: Branch) -> None:
@@ -101,9 +101,8 @@ class Judge:
         siblings = tuple(branches(above.section))
         hint = did_you_mean(path[-1], siblings) or self._elsewhere(path[-1])
         value = hinted(given.value) if len(path) == len(given.path) else "{…}"
-        key = ascii(dotted(path))[1:-1] if not dotted(path).isprintable() else dotted(path)
         self._report(
-            path, Problem(key[:200], value, f"one of the keys {', '.join(siblings)}", hint, given.where)
+            path, Problem(dotted(path), value, f"one of the keys {', '.join(siblings)}", hint, given.where)
         )
 
     def _elsewhere(self, word: str) -> str:

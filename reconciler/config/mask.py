@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
-# Up to the last @, not the first: people forget to percent-encode, and half a password is still one.
 # Patterns are compiled by `re` when first used: a start that shows nothing should not pay for them.
-_USERINFO = r"(?s)([A-Za-z][A-Za-z0-9+.-]*://[^:@/?#]*):(.*)@"
-_QUERY = r"([?&])([^=&#]*)=([^&#]*)"
-_PAIR = r"(?is)\b((?:ssl)?password)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)"
+# The password ends at the last @, not the first: people forget to percent-encode, and half is too much.
+_USERINFO = r"(?s)([A-Za-z][A-Za-z0-9+.-]*://[^:@]*):(.*)@"
+_QUERY = r"([?&])([^=&]*)=([^&]*)"
+_PAIR = r"(?is)(\w*password)(\s*=\s*)('(?:\\.|[^'\\])*'?|(?:\\.|\S)*)"
 _HARMLESS = r"(?i)[+-]?[0-9.]{1,20}|true|false|yes|no|on|off"
 
 
-def masked_dsn(dsn: str) -> str:
+def masked_dsn(dsn: str | None) -> str:
     """The connection string without its passwords: URL, `key=value`, and `?password=` forms."""
-    shown = re.sub(_USERINFO, rf"\1:{HIDDEN}@", dsn)
-    if "://" in shown:
-        return re.sub(_QUERY, _masked_parameter, shown)
-    return re.sub(_PAIR, rf"\1\2{HIDDEN}", shown)
+    if dsn is None:
+        return "(libpq's PG* variables)"
+    if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]*://", dsn):
+        return re.sub(_QUERY, _masked_parameter, re.sub(_USERINFO, rf"\1:{HIDDEN}@", dsn))
+    return re.sub(_USERINFO, rf"\1:{HIDDEN}@", re.sub(_PAIR, rf"\1\2{HIDDEN}", dsn))
 
 
 def _masked_parameter(match: re.Match[str]) -> str:
@@ -37,12 +38,12 @@ def shown(value: object, *, secret: bool = False) -> str:
         return f"[{len(value)} items]"
     if secret:
         return "(hidden)"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "(a number of more than 30 digits)"  # Python refuses to print some of them
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     # Someone may have swapped two variables: what looks like a DSN is masked wherever it turns up.
-    text = masked_dsn(str(value)[:2000])
+    text = masked_dsn(str(value))[:2000]
     text = text if text.isprintable() else ascii(text)[1:-1]
     return (text if len(text) <= 80 else f"{text[:77]}…") or "''"
 

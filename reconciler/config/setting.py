@@ -115,12 +115,17 @@ def walk(root: type[Section], above: Path = ()) -> Iterator[tuple[Path, FieldInf
 
 def dotted(path: Path) -> str:
     """`lease.defaultSec`; a name that holds a dot or a quote is quoted: `tables."app.jobs".table`."""
-    return ".".join(
-        '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        if set(part) & set('."\\ ') or not part
-        else part
-        for part in path
-    )
+    return ".".join(_quoted(part) for part in path)
+
+
+def _quoted(part: str) -> str:
+    if not part.isprintable():
+        part = ascii(part)[1:-1]  # never a valid name, but errors must show it on one line
+    if len(part) > 130:
+        part = f"{part[:127]}…"
+    if part and not set(part) & set('."\\ '):
+        return part
+    return '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def undotted(key: str) -> Path:
