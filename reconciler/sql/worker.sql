@@ -24,6 +24,12 @@ coalesce(%(lease_sec)s::float8, least(
 -- reaper tells a beat from a fresh claim by that.
 greatest(statement_timestamp(), j.{start} + interval '1 microsecond')
 
+-- name: lease_at
+-- A beat that waited long for its row may arrive after a later one: it must not shorten that one's lease.
+CASE WHEN j.{beat} > statement_timestamp() AND j.{lease} <> 'infinity'
+     THEN greatest(j.{lease}, statement_timestamp() + make_interval(secs => {length}))
+     ELSE statement_timestamp() + make_interval(secs => {length}) END
+
 -- name: counter
 -- A counter that saturates: an overflow in a claim would freeze the queue behind that row.
 least(coalesce(j.{column}, 0)::bigint + 1, CASE pg_typeof(j.{column})
@@ -88,7 +94,7 @@ ORDER BY j.{due}, j.{id} LIMIT %(limit)s FOR NO KEY UPDATE OF j SKIP LOCKED
 -- One beat: waits its turn in the row's lock queue, so that it cannot starve behind a busy app.
 UPDATE {table} AS j SET
     {beat} = {beat_at},
-    {lease} = statement_timestamp() + make_interval(secs => {lease_sec})
+    {lease} = {lease_at}
 WHERE {fence}
 RETURNING {lease_sec}
 
@@ -112,7 +118,7 @@ WITH held AS MATERIALIZED (
 ), beaten AS (
     UPDATE {table} AS j SET
         {beat} = {beat_at},
-        {lease} = statement_timestamp() + make_interval(secs => free.lease_sec)
+        {lease} = {batch_lease_at}
     FROM free
     WHERE j.{id} = free.id
     RETURNING free.ord, free.lease_sec

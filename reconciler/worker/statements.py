@@ -150,11 +150,12 @@ def _names(spec: TableSpec) -> tuple[tuple[str, sql.Composable], ...]:
     }
     # psycopg quotes a name but leaves its % to be read as a placeholder.
     names: dict[str, sql.Composable] = {
-        name: sql.SQL(part.as_string(None).replace("%", "%%"))
-        for name, part in raw.items()
+        name: sql.SQL(part.as_string(None).replace("%", "%%")) for name, part in raw.items()
     }
     for fragment in ("fence", "lease_sec", "new_lease_sec", "beat_at"):
         names[fragment] = query("worker", fragment).format(**names)
+    for name, length in (("lease_at", names["lease_sec"]), ("batch_lease_at", sql.SQL("free.lease_sec"))):
+        names[name] = query("worker", "lease_at").format(**names, length=length)
     for name, column in (("next_attempt", "attempt"), ("next_refunded", "refunded")):
         names[name] = query("worker", "counter").format(column=names[column])
     return tuple(names.items())

@@ -1,0 +1,185 @@
+"""Beater: the thread that beats all held jobs, on a connection of its own.
+
+One UPDATE per table and round. A row that somebody locks is skipped there and handed to a waiter, which
+stands in that row's lock queue for as long as the job's lease allows; the others never wait for it.
+Neither a busy event loop nor a busy handler thread stops the beats; code that holds the GIL for long does,
+and for that the same thread can live in a process of its own (beat_process.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from reconciler.errors import ReaperError
+from reconciler.worker import metrics
+from reconciler.worker.beat import BatchBeat, heartbeat_batch, heartbeat_job
+from reconciler.worker.claim import Claim
+from reconciler.worker.errors import LeaseLostError
+from reconciler.worker.keeper import Keeper, Key
+from reconciler.worker.sdk import Sdk
+from reconciler.worker.session import Session
+
+MAX_WAITERS = 4
+_log = logging.getLogger(__name__)
+
+
+class Beater:
+    """Beats until stopped. `may_beat` can forbid a round (a stopped parent does not look alive)."""
+
+    def __init__(
+        self, dsn: str, keeper: Keeper, sdk: Sdk, *, may_beat: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._dsn = dsn
+        self._keeper = keeper
+        self._sdk = sdk
+        self._may_beat = may_beat
+        self._session = Session(dsn, "beat")
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._busy_since: float | None = None
+        self._failures = 0
+        self._waiters: dict[Key, Session] = {}
+        self._waiting = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="job-reaper-beater", daemon=True)
+        self._guard = threading.Thread(target=self._guard_connection, name="job-reaper-guard", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+        self._guard.start()
+
+    def stop(self) -> None:
+        """Stop beating: only when no job is held any more."""
+        self._stopping.set()
+        self._wake.set()
+        self._session.cut()
+        with self._waiting:
+            for session in self._waiters.values():
+                session.cut()
+        self._thread.join(5)
+        self._session.close()
+
+    def poke(self) -> None:
+        """The set of jobs changed: a short lease may need a beat sooner than planned."""
+        self._wake.set()
+
+    # ── the rounds ──────────────────────────────────────────────────────────────────────────────────
+
+    def interval_sec(self) -> float:
+        """Every HEARTBEAT_SEC, and at least three times per lease."""
+        lease = self._keeper.shortest_lease_sec()
+        interval = float(self._sdk.policy.heartbeat_sec)
+        return interval if lease is None else max(0.05, min(interval, lease / 3))
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        while not self._stopping.is_set():
+            # Early by up to a tenth, never late: a fleet started at once must not beat at once for ever.
+            pause = self._pause_sec() * random.uniform(0.9, 1.0)  # noqa: S311 - jitter
+            due = last + pause
+            while not self._stopping.is_set() and (left := due - time.monotonic()) > 0:
+                if self._wake.wait(left):
+                    self._wake.clear()
+                    due = min(due, last + self._pause_sec())
+            if self._stopping.is_set():
+                return
+            metrics.BEAT_LAG.set(max(0.0, time.monotonic() - due))
+            last = time.monotonic()
+            if self._may_beat():
+                self.beat_once()
+
+    def _pause_sec(self) -> float:
+        # After failures: soon again, then slower, but never slower than the usual pace.
+        interval = self.interval_sec()
+        return min(interval, 0.25 * 2 ** min(self._failures, 6)) if self._failures else interval
+
+    def beat_once(self) -> bool:
+        """One round over all held jobs. True when the database confirmed it."""
+        sent_at = time.monotonic()
+        claims = self._keeper.claims()
+        if not claims:
+            return True
+        limit = self._limit_sec()
+        self._busy_since = sent_at
+        try:
+            beats = self._session.transact(
+                lambda conn: heartbeat_batch(conn, claims, sdk=self._sdk),
+                timeout_sec=limit,
+                lock_timeout_sec=limit / 2,
+            )
+        except (psycopg.Error, ReaperError, OSError) as error:
+            self._failed(error)
+            return False
+        finally:
+            self._busy_since = None
+        self._succeeded(beats, sent_at)
+        return True
+
+    def _succeeded(self, beats: BatchBeat, sent_at: float) -> None:
+        metrics.HEARTBEATS.add(1)
+        if self._failures:
+            _log.info("heartbeat works again", extra={"failures": self._failures})
+            self._failures = 0
+        for claim in beats.beaten:
+            self._keeper.renewed(claim, sent_at)
+        for claim in beats.lost:
+            self._keeper.lost(claim, claim.lost(), "fenced")
+        for claim in beats.busy:
+            self._wait_for(claim)
+
+    def _failed(self, error: Exception) -> None:
+        metrics.HEARTBEAT_FAILURES.add(1)
+        self._failures += 1
+        if self._failures == 1 and not self._stopping.is_set():  # once: an outage must not fill the log
+            _log.warning("heartbeat failed, trying again", extra={"error": str(error).strip()})
+
+    def _limit_sec(self) -> float:
+        return max(1.0, self.interval_sec())
+
+    def _guard_connection(self) -> None:
+        """A read on a dead network never returns by itself: cut it when the server's own limit has passed."""
+        while not self._stopping.wait(0.2):
+            since = self._busy_since
+            if since is not None and time.monotonic() - since > self._limit_sec() + 1:
+                self._session.cut()
+
+    # ── rows that somebody locks ────────────────────────────────────────────────────────────────────
+
+    def _wait_for(self, claim: Claim) -> None:
+        with self._waiting:
+            if claim.key in self._waiters or len(self._waiters) >= MAX_WAITERS or self._stopping.is_set():
+                return  # the next round hands it over again
+            session = self._waiters[claim.key] = Session(self._dsn, "beat, waiting for a row")
+        threading.Thread(
+            target=self._beat_singly, args=(claim, session), name="job-reaper-waiter", daemon=True
+        ).start()
+
+    def _beat_singly(self, claim: Claim, session: Session) -> None:
+        sent_at = time.monotonic()
+        patience = self._keeper.sec_to_fence(claim)
+        try:
+            renewed = session.transact(
+                lambda conn: heartbeat_job(conn, claim, sdk=self._sdk),
+                timeout_sec=patience + 1,
+                lock_timeout_sec=patience,
+            )
+            self._keeper.renewed(renewed, sent_at)
+        except LeaseLostError as error:
+            self._keeper.lost(claim, error, "fenced")
+        except (psycopg.Error, ReaperError, OSError) as error:
+            if not self._stopping.is_set():
+                metrics.HEARTBEAT_FAILURES.add(1)
+                _log.warning(
+                    "heartbeat of a locked row failed",
+                    extra={"job_id": str(claim.id), "table": claim.table, "error": str(error).strip()},
+                )
+        finally:
+            session.close()
+            with self._waiting:
+                self._waiters.pop(claim.key, None)
