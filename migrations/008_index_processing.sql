@@ -1,0 +1,16 @@
+-- With --heartbeats=hot: the running jobs and nothing else. Neither the key nor the predicate changes with
+-- a beat, so that beats stay HOT updates; the pass reads all running rows instead of the expired ones only.
+
+-- name: table
+-- Lock: SHARE UPDATE EXCLUSIVE. Workers read and write throughout; it waits for transactions older than
+-- itself. Killed half-way it leaves an INVALID index, which the next run drops and builds anew.
+CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {table} ({id}) WHERE {status} = {processing};
+
+-- name: partitioned
+-- A partitioned table cannot be indexed CONCURRENTLY. ONLY makes an empty index that becomes valid when
+-- the last partition's index is attached. Lock: SHARE on the parent for milliseconds, under lock_timeout.
+CREATE INDEX IF NOT EXISTS {index} ON ONLY {table} ({id}) WHERE {status} = {processing};
+
+-- name: attach
+-- Lock: on the two indexes, for milliseconds; a change of the catalogue only.
+ALTER INDEX {index} ATTACH PARTITION {partition_index};
