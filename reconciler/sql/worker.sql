@@ -239,3 +239,31 @@ SELECT to_jsonb(j) FROM {table} AS j WHERE {fence}
 
 -- name: failed_word
 {failed}
+
+-- name: periodic_take
+-- One holder at a time, and one start per interval in the whole fleet. A row, not an advisory lock: session
+-- locks strand behind PgBouncer, and a transaction held open for a whole task would pin the vacuum.
+INSERT INTO {state} AS s (scope, holder, until, counters, updated_at)
+VALUES (%(scope)s, %(holder)s, statement_timestamp() + make_interval(secs => %(ttl_sec)s),
+        jsonb_build_object('started', extract(epoch FROM statement_timestamp())), statement_timestamp())
+ON CONFLICT (scope) DO UPDATE SET
+    holder = excluded.holder, until = excluded.until, updated_at = excluded.updated_at,
+    counters = s.counters || excluded.counters
+WHERE (s.until IS NULL OR s.until <= statement_timestamp())
+  -- A little early is not early: each worker's own timer jitters.
+  AND coalesce((s.counters ->> 'started')::float8, 0)
+      <= extract(epoch FROM statement_timestamp())::float8 - %(every_sec)s::float8 * 0.9
+RETURNING true
+
+-- name: periodic_keep
+-- Only while it is still ours: who lost it must stop its task.
+UPDATE {state} SET until = statement_timestamp() + make_interval(secs => %(ttl_sec)s),
+    updated_at = statement_timestamp()
+WHERE scope = %(scope)s AND holder = %(holder)s AND until > statement_timestamp()
+RETURNING true
+
+-- name: periodic_give
+UPDATE {state} SET until = statement_timestamp(), updated_at = statement_timestamp(),
+    last_success_at = CASE WHEN %(ok)s THEN statement_timestamp() ELSE last_success_at END
+WHERE scope = %(scope)s AND holder = %(holder)s AND until > statement_timestamp()
+RETURNING true

@@ -127,7 +127,7 @@ def check_lease(lease_sec: object) -> float | None:
 def _claim_params(sdk: Sdk, worker_id: str, lease_sec: float | None) -> dict[str, Any]:
     if not isinstance(worker_id, str) or not worker_id.strip() or "\x00" in worker_id:
         raise ArgumentError(
-            "worker_id", worker_id, "a non-empty name", "reconciler.worker.identity() builds one"
+            "worker_id", worker_id, "a non-empty name", "reconciler.worker.worker_identity() builds one"
         )
     return {
         **sdk.lease_params,

@@ -71,3 +71,12 @@ class EmptyOutputError(JobError):
 
     def __init__(self, message: str = "the output file is empty") -> None:
         super().__init__(message=message, retryable=True)
+
+
+class WorkerStoppingError(JobError):
+    """The worker must leave and cannot wait longer. Not the job's fault."""
+
+    code = "WORKER_STOPPING"
+
+    def __init__(self, message: str = "the worker is shutting down") -> None:
+        super().__init__(message=message, retryable=True)

@@ -25,7 +25,7 @@ _DOWNWARD = ("POD_NAMESPACE", "POD_NAME", "POD_UID")
 _log = logging.getLogger(__name__)
 
 
-def identity(env: Mapping[str, str] | None = None, *, boot_unix_ms: int = BOOT_UNIX_MS) -> str:
+def worker_identity(env: Mapping[str, str] | None = None, *, boot_unix_ms: int = BOOT_UNIX_MS) -> str:
     """This process's name: the pod's where the Downward API tells it, else the host's."""
     env = os.environ if env is None else env
     given = {key: env.get(key, "").strip() for key in _DOWNWARD}

@@ -115,6 +115,7 @@ class Keeper:
         """This run is over."""
         with self._changed:
             self._held.pop(claim.key, None)
+        self._on_change()
 
     def lost(self, claim: Claim, error: BaseException, reason: str) -> None:
         """The fence does not hold any more: cancel the run."""
@@ -124,6 +125,11 @@ class Keeper:
         """What is to be beaten now."""
         with self._changed:
             return [held.claim for held in self._held.values() if not held.cancelled]
+
+    def schedule(self) -> list[tuple[Claim, float | None]]:
+        """The same with each budget's end, which a beating process must know by itself."""
+        with self._changed:
+            return [(held.claim, held.budget_at) for held in self._held.values() if not held.cancelled]
 
     def sec_to_fence(self, claim: Claim) -> float:
         """How long this job may still wait for its beat."""
@@ -170,6 +176,7 @@ class Keeper:
             if held is None or held.cancelled or held.ending:
                 return
             held.cancelled = True
+        self._on_change()
         metrics.LEASES_LOST.add(1, reason=reason)
         _log.warning("job cancelled", extra={"job_id": key[1], "table": key[0], "reason": reason})
         held.cancel(error)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from reconciler.worker.context import JobContext
 from reconciler.worker.errors import ArgumentError, EmptyOutputError
-from reconciler.worker.events import UPLOADED
+from reconciler.worker.events import DONE, UPLOADED
 
 
 def safe_name(job_id: Any) -> str:
@@ -159,11 +159,12 @@ class S3Storage:
 
 
 def already_published(job: JobContext, storage: Storage, key: str) -> bool:
-    """Is the result there, and whole? Then say so by the event `uploaded`; the handler just returns (done)."""
+    """Is the result there, and whole? Then say `uploaded` and `done`; the handler has nothing left to do."""
     found = storage.head(key)
     if found is None or not found.whole:
         return False
     job.emit(UPLOADED, {"key": key, "size": found.size, "sha256": found.sha256, "skipped": True})
+    job.emit(DONE, {"key": key, "skipped": True})
     return True
 
 

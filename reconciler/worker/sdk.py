@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -32,6 +32,18 @@ class _Settings(Protocol):
 
     def table_specs(self) -> Iterable[TableSpec]: ...
 
+    @property
+    def state_schema(self) -> str | None: ...
+
+    @property
+    def state_table(self) -> str: ...
+
+    @property
+    def max_concurrency(self) -> int: ...
+
+    @property
+    def worker(self) -> Any: ...
+
 
 @dataclass(frozen=True)
 class Sdk:
@@ -39,12 +51,21 @@ class Sdk:
 
     policy: Policy = field(default_factory=Policy)
     tables: Mapping[str, TableSpec] = field(default_factory=_default_tables)
+    state: tuple[str, ...] = ("reaper_state",)
+    max_concurrency: int = 5
+    scratch_dir: str | None = None
 
     @classmethod
     def of(cls, settings: _Settings) -> Sdk:
         """From the settings that `reconciler.config.load()` returns."""
         tables = {spec.name: spec for spec in settings.table_specs()}
-        return cls(policy=settings.policy(), tables=MappingProxyType(tables))
+        return cls(
+            policy=settings.policy(),
+            tables=MappingProxyType(tables),
+            state=tuple(part for part in (settings.state_schema, settings.state_table) if part),
+            max_concurrency=settings.max_concurrency,
+            scratch_dir=settings.worker.scratch_dir,
+        )
 
     def spec(self, table: str) -> TableSpec:
         """The table of that name, or an error that lists the names there are."""
@@ -54,6 +75,11 @@ class Sdk:
             raise ArgumentError(
                 "table", table, f"allowed: {', '.join(self.tables)}", "REAPER_TABLES adds more"
             ) from None
+
+    def plain(self) -> Sdk:
+        """The same without read-only mappings, which cannot be sent to another process."""
+        sla = replace(self.policy.sla, factors=dict(self.policy.sla.factors))
+        return replace(self, policy=replace(self.policy, sla=sla), tables=dict(self.tables))
 
     @cached_property
     def lease_params(self) -> dict[str, Any]:

@@ -1,0 +1,220 @@
+"""Beats from a process of their own, for handlers that hold the GIL (C extensions, long regular expressions).
+
+The child runs the same Beater and dies with its parent: its standard input is a pipe that only the parent
+holds, and its end is the child's end. A parent that was stopped (SIGSTOP, a frozen cgroup's cousin) is not
+alive, so the child does not beat for it. It knows each job's budget and stops beating past it by itself,
+because the parent that holds the GIL cannot tell it to.
+
+Lines of JSON in both directions; the connection string travels on the pipe, never in the arguments.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from reconciler.worker import metrics
+from reconciler.worker.beater import Beater
+from reconciler.worker.claim import Claim
+from reconciler.worker.keeper import Keeper
+from reconciler.worker.sdk import Sdk
+
+_log = logging.getLogger(__name__)
+
+
+class ProcessBeater:
+    """The parent's side: looks like a Beater, tells the child what to beat, hears what became of it.
+
+    When the child dies the parent beats itself, in a thread, and says so: better late beats than none.
+    """
+
+    def __init__(self, dsn: str, keeper: Keeper, sdk: Sdk) -> None:
+        self._dsn = dsn
+        self._keeper = keeper
+        self._sdk = sdk
+        self._child: subprocess.Popen[str] | None = None
+        self._fallback: Beater | None = None
+        self._stopping = threading.Event()
+        self._told = threading.RLock()
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the child."""
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "reconciler.worker.beat_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the parent to judge
+        )
+        setup = base64.b64encode(pickle.dumps((self._dsn, self._sdk.plain()))).decode("ascii")
+        self._tell({"setup": setup})
+        self._reader = threading.Thread(target=self._listen, name="job-reaper-beats", daemon=True)
+        self._reader.start()
+
+    def poke(self) -> None:
+        """The set of jobs changed."""
+        if self._fallback is not None:
+            self._fallback.poke()
+            return
+        # Under one lock: of two changes at once, the later list must also be told later.
+        with self._told:
+            jobs = [
+                {"claim": {**asdict(claim), "id": str(claim.id)}, "budget_at": budget_at}
+                for claim, budget_at in self._keeper.schedule()
+            ]
+            self._tell({"jobs": jobs})
+
+    def stop(self) -> None:
+        """End the child; only when no job is held any more."""
+        self._stopping.set()
+        if self._fallback is not None:
+            self._fallback.stop()
+        child = self._child
+        if child is None:
+            return
+        with contextlib.suppress(OSError):
+            assert child.stdin is not None
+            child.stdin.close()
+        try:
+            child.wait(5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if self._reader is not None:
+            self._reader.join(5)
+        assert child.stdout is not None
+        child.stdout.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, for tests and for whoever looks at a process list."""
+        return None if self._child is None else self._child.pid
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        child = self._child
+        if child is None or child.stdin is None:
+            return
+        with self._told, contextlib.suppress(OSError, ValueError):  # a dead child is noticed by the reader
+            child.stdin.write(json.dumps(message) + "\n")
+            child.stdin.flush()
+
+    def _listen(self) -> None:
+        child = self._child
+        assert child is not None
+        assert child.stdout is not None
+        for line in child.stdout:
+            self._hear(json.loads(line))
+        if not self._stopping.is_set():
+            _log.error("the beating process died; beating from a thread")
+            self._fallback = Beater(self._dsn, self._keeper, self._sdk)
+            self._fallback.start()
+            self._fallback.poke()
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        if "beats" in news:
+            metrics.HEARTBEATS.add(news["beats"])
+            metrics.HEARTBEAT_FAILURES.add(news["failures"])
+        for row in news.get("renewed", ()):
+            self._keeper.renewed(Claim(**row["claim"]), row["sent_at"])
+        for row in news.get("lost", ()):
+            claim = Claim(**row)
+            self._keeper.lost(claim, claim.lost(), "fenced")
+
+
+# ── the child ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _ChildKeeper(Keeper):
+    """Holds what the parent holds, cancels nothing, and reports instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jobs: dict[Any, tuple[Claim, float | None]] = {}
+        self._mine = threading.Lock()
+
+    def take_over(self, jobs: list[dict[str, Any]]) -> None:
+        now_held = {}
+        for job in jobs:
+            claim = Claim(**job["claim"])
+            now_held[claim.key] = (claim, job["budget_at"])
+        with self._mine:
+            self._jobs = now_held
+
+    def claims(self) -> list[Claim]:
+        now = time.monotonic()
+        with self._mine:
+            return [claim for claim, budget_at in self._jobs.values() if budget_at is None or now < budget_at]
+
+    def shortest_lease_sec(self) -> float | None:
+        return min((claim.lease_sec for claim in self.claims() if claim.lease_sec is not None), default=None)
+
+    def sec_to_fence(self, claim: Claim) -> float:
+        return max(1.0, (claim.lease_sec or 0.0) / 2)
+
+    def renewed(self, claim: Claim, sent_at: float) -> None:
+        _say({"renewed": [{"claim": {**asdict(claim), "id": str(claim.id)}, "sent_at": sent_at}]})
+
+    def lost(self, claim: Claim, error: BaseException, reason: str) -> None:
+        with self._mine:
+            self._jobs.pop(claim.key, None)
+        _say({"lost": [{**asdict(claim), "id": str(claim.id)}]})
+
+
+_saying = threading.Lock()
+
+
+def _say(news: dict[str, Any]) -> None:
+    with _saying, contextlib.suppress(OSError):  # a dead parent is noticed on standard input
+        sys.stdout.write(json.dumps(news) + "\n")
+        sys.stdout.flush()
+
+
+def _parent_runs(parent: int) -> bool:
+    """Not for a parent that was stopped, or that is gone already."""
+    if os.getppid() != parent:
+        return False
+    try:
+        state = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return True  # no /proc on this system: the pipe alone tells
+    return state not in ("T", "t", "Z", "X")
+
+
+def main() -> None:
+    """The child: beat what standard input says, until it ends."""
+    parent = os.getppid()
+    dsn, sdk = pickle.loads(base64.b64decode(json.loads(sys.stdin.readline())["setup"]))  # noqa: S301 - our own parent's pipe
+    keeper = _ChildKeeper()
+    beater = Beater(dsn, keeper, sdk, may_beat=lambda: _parent_runs(parent))
+    beater.start()
+    threading.Thread(target=_report_counts, daemon=True).start()
+    for line in sys.stdin:
+        keeper.take_over(json.loads(line)["jobs"])
+        beater.poke()
+    os._exit(0)  # at once: nothing of ours may beat for a parent that is gone
+
+
+def _report_counts() -> None:
+    told = (0.0, 0.0)
+    while True:
+        time.sleep(1)
+        now = (metrics.HEARTBEATS.value(), metrics.HEARTBEAT_FAILURES.value())
+        if now != told:
+            _say({"beats": now[0] - told[0], "failures": now[1] - told[1]})
+            told = now
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Dispatch: claim as many jobs as there are free slots, and wait well when there is nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+
+from reconciler.errors import ReaperError
+from reconciler.worker.claim import Claim, claim_next
+from reconciler.worker.handlers import Routes
+from reconciler.worker.sdk import Sdk
+from reconciler.worker.session import Session
+
+MAX_PAUSE_SEC = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Claims on a connection and a thread of its own, so that a slow claim stops neither loop nor beats."""
+
+    def __init__(self, dsn: str, routes: Routes, worker_id: str, sdk: Sdk, poll_sec: float) -> None:
+        self._session = Session(dsn, "claim")
+        self._routes = routes
+        self._worker_id = worker_id
+        self._sdk = sdk
+        self._poll_sec = poll_sec
+        self._wake = asyncio.Event()
+        self._tables = routes.tables()
+        self._thread = ThreadPoolExecutor(1, "job-reaper-claim")
+        self._failures = 0
+
+    def wake(self) -> None:
+        """A slot became free, or work arrived."""
+        self._wake.set()
+
+    def wake_soon(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """The same for other threads."""
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._wake.set)
+
+        return wake
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._session.cut()
+        self._thread.shutdown(wait=True)
+        self._session.close()
+
+    async def run(
+        self, free_slots: Callable[[], int], begin: Callable[[Claim, float], None], stopping: asyncio.Event
+    ) -> None:
+        """Until `stopping`: claim, begin, wait. A slot is free before its claim, never the other way round."""
+        stopped = asyncio.create_task(stopping.wait())
+        try:
+            while not stopping.is_set():
+                self._wake.clear()
+                wanted = free_slots()
+                got = await self._fill(wanted, begin) if wanted > 0 else 0
+                if wanted > 0 and got == wanted:
+                    continue
+                pause = None if wanted <= 0 else self._pause_sec()
+                woken = asyncio.create_task(self._wake.wait())
+                await asyncio.wait({stopped, woken}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+        finally:
+            stopped.cancel()
+
+    async def _fill(self, wanted: int, begin: Callable[[Claim, float], None]) -> int:
+        got = 0
+        for table in self._tables:
+            if got >= wanted:
+                break
+            sent_at = time.monotonic()
+            # Shielded by nature: the thread's claim always comes back, and what it claimed is always begun.
+            claims = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._claim, table, wanted - got
+            )
+            for claim in claims:
+                begin(claim, sent_at)
+            got += len(claims)
+        # The next round begins with another table: a full one must not starve the others.
+        self._tables.append(self._tables.pop(0))
+        return got
+
+    def _claim(self, table: str, limit: int) -> list[Claim]:
+        try:
+            claims = self._session.run(
+                lambda conn: claim_next(
+                    conn,
+                    table,
+                    self._worker_id,
+                    stages=self._routes.stages(table),
+                    limit=limit,
+                    sdk=self._sdk,
+                )
+            )
+        except (psycopg.Error, ReaperError, OSError) as error:
+            self._failures += 1
+            if self._failures == 1:  # once: an outage must not fill the log
+                _log.warning(
+                    "cannot claim, trying again", extra={"table": table, "error": str(error).strip()}
+                )
+            return []
+        if self._failures:
+            _log.info("claims work again", extra={"failures": self._failures})
+            self._failures = 0
+        return claims
+
+    def _pause_sec(self) -> float:
+        pause = self._poll_sec
+        if self._failures:
+            pause = min(MAX_PAUSE_SEC, max(pause, 0.5 * 2.0 ** min(self._failures, 8)))
+        return pause * random.uniform(0.8, 1.2)  # noqa: S311 - jitter: a fleet must not poll as one

@@ -1,0 +1,88 @@
+"""Ending: what becomes of a job when its handler has stopped.
+
+A decision first (a value), then one fenced statement. The database may be away just then: the statement is
+tried until it answers, because losing a finished job's "done" would mean doing the work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reconciler.worker.claim import Claim
+from reconciler.worker.context import JobContext
+from reconciler.worker.errors import JobTimeoutError, LeaseLostError, WorkerStoppingError
+from reconciler.worker.finish import end_lease, finish_job, release_job, retry_job
+from reconciler.worker.logs import redact
+from reconciler.worker.retry import RetryDecision
+from reconciler.worker.sdk import Sdk
+from reconciler.worker.session import Connection
+
+REASON_CHARS = 500
+Classify = Callable[[BaseException], RetryDecision]
+
+
+class Action(StrEnum):
+    """The way a run ends."""
+
+    DONE = "done"
+    FAIL = "fail"
+    RETRY = "retry"
+    RELEASE = "release"
+    END_LEASE = "end_lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How, and why."""
+
+    action: Action
+    code: str | None = None
+    reason: str | None = None
+
+
+def decide_ending(
+    job: JobContext,
+    error: BaseException | None,
+    *,
+    classify: Classify,
+    release_on_stop: bool,
+    scratch_root: str,
+) -> Ending:
+    """Judge a run that has stopped.
+
+    A run that was told to stop is never "done", even when its handler returned without an error: it may
+    have returned early because it was told. Running it again is the safe mistake.
+    """
+    told = job.reason
+    if told is None and error is None:
+        return Ending(Action.DONE)
+    if isinstance(told, WorkerStoppingError):
+        return Ending(Action.RELEASE if release_on_stop else Action.END_LEASE, told.code, told.message)
+    # Under the fence this changes a row only if it is ours after all; then nobody need wait for the lease.
+    if isinstance(told, LeaseLostError) or (told is None and isinstance(error, LeaseLostError)):
+        return Ending(Action.END_LEASE, LeaseLostError.code, str(told or error))
+    cause = told if told is not None else error
+    assert cause is not None
+    decision = RetryDecision(False, cause.code) if isinstance(cause, JobTimeoutError) else classify(cause)
+    reason = redact(f"{type(cause).__name__}: {cause}", scratch_root)[:REASON_CHARS]
+    return Ending(Action.RETRY if decision.retryable else Action.FAIL, decision.code, reason)
+
+
+def write_ending(conn: Connection, claim: Claim, ending: Ending, sdk: Sdk) -> str:
+    """Carry it out, and say in a word what became of the job."""
+    if ending.action is Action.DONE:
+        finish_job(conn, claim, success=True, sdk=sdk)
+        return "done"
+    if ending.action is Action.FAIL:
+        finish_job(conn, claim, success=False, code=ending.code, reason=ending.reason, sdk=sdk)
+        return "failed"
+    if ending.action is Action.RETRY:
+        retried = retry_job(conn, claim, code=ending.code or "UNKNOWN", reason=ending.reason, sdk=sdk)
+        return "requeued" if retried.requeued else "failed: attempts used up"
+    if ending.action is Action.RELEASE:
+        release_job(conn, claim, sdk=sdk)
+        return "released"
+    end_lease(conn, claim, sdk=sdk)
+    return "lease ended"

@@ -1,0 +1,236 @@
+"""One run of one job inside a worker: start its handler, stop it when it must stop, write its ending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+
+from reconciler.errors import ReaperError
+from reconciler.worker import handlers
+from reconciler.worker.beat import heartbeat_job, set_stage
+from reconciler.worker.claim import Claim
+from reconciler.worker.context import JobContext, job_context
+from reconciler.worker.ending import Action, Classify, Ending, decide_ending, write_ending
+from reconciler.worker.errors import LeaseLostError, WorkerStoppingError
+from reconciler.worker.events import ABORTED_SHUTDOWN, emit_event, job_row
+from reconciler.worker.finish import ended_as
+from reconciler.worker.handlers import Handler
+from reconciler.worker.keeper import Keeper
+from reconciler.worker.sdk import Sdk
+from reconciler.worker.session import LOST_CONNECTION, Connection, Sessions
+
+T = TypeVar("T")
+MAX_PAUSE_SEC = 5.0
+_log = logging.getLogger(__name__)
+
+
+class RunServices:
+    """What all runs of a worker share, and what their contexts ask of the database."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        keeper: Keeper,
+        sdk: Sdk,
+        classify: Classify,
+        release_on_stop: bool,
+        scratch_root: Path,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.sessions = sessions
+        self.keeper = keeper
+        self.sdk = sdk
+        self.classify = classify
+        self.release_on_stop = release_on_stop
+        self.loop = loop
+        self._scratch_root = scratch_root
+        self._threads = ThreadPoolExecutor(8, "job-reaper-endings")
+
+    async def off_loop(self, work: Callable[[Connection], T]) -> T:
+        """A statement, without stopping the event loop."""
+        return await self.loop.run_in_executor(self._threads, self.sessions.run, work)
+
+    def cut(self) -> None:
+        """End all waits: the worker leaves now."""
+        self.sessions.cut()
+
+    def close(self) -> None:
+        """Give threads and connections back."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.sessions.close()
+
+    # ── for JobContext ──────────────────────────────────────────────────────────────────────────────
+
+    def set_stage(self, job: JobContext, stage: str, **options: Any) -> None:
+        sent_at = time.monotonic()
+        claim = self._fenced(job, lambda conn, held: set_stage(conn, held, stage, sdk=self.sdk, **options))
+        job.claim = claim
+        self.keeper.staged(claim, sent_at)
+
+    def emit(self, job: JobContext, kind: str, details: Mapping[str, Any] | None) -> None:
+        self._fenced(job, lambda conn, held: emit_event(conn, held, kind, details, sdk=self.sdk))
+
+    def row(self, job: JobContext) -> dict[str, Any]:
+        return self._fenced(job, lambda conn, held: job_row(conn, held, sdk=self.sdk))
+
+    def assert_held(self, job: JobContext) -> None:
+        sent_at = time.monotonic()
+        renewed = self._fenced(job, lambda conn, held: heartbeat_job(conn, held, sdk=self.sdk))
+        self.keeper.renewed(renewed, sent_at)
+
+    def scratch_root(self) -> Path:
+        return self._scratch_root
+
+    def _fenced(self, job: JobContext, work: Callable[[Connection, Claim], T]) -> T:
+        claim = job.claim
+        assert claim is not None
+        try:
+            return self.sessions.run(lambda conn: work(conn, claim))
+        except LeaseLostError as error:
+            self.keeper.lost(claim, error, "fenced")
+            raise
+
+
+class JobRun:
+    """From the claim to the ending."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        handler: Handler,
+        services: RunServices,
+        sent_at: float,
+        budget_sec: float | None,
+    ) -> None:
+        self._handler = handler
+        self._services = services
+        self._sent_at = sent_at
+        self._budget_sec = budget_sec
+        self._work: asyncio.Future[BaseException | None] | None = None
+        self.job = JobContext(
+            claim.id,
+            deadline=None if budget_sec is None else sent_at + budget_sec,
+            claim=claim,
+            services=services,
+        )
+
+    @property
+    def claim(self) -> Claim:
+        assert self.job.claim is not None
+        return self.job.claim
+
+    def cancel(self, reason: BaseException) -> None:
+        """Tell the handler to stop, from any thread."""
+        self.job.cancel(reason)
+        if not self._services.loop.is_closed():
+            self._services.loop.call_soon_threadsafe(self._cancel_work)
+
+    def _cancel_work(self) -> None:
+        # Only a coroutine can be cancelled; a thread finds out by job.check() or job.cancelled.
+        if isinstance(self._work, asyncio.Task):
+            self._work.cancel()
+
+    async def run(self) -> None:
+        """Run the handler, then write what became of it."""
+        keeper = self._services.keeper
+        keeper.hold(self.claim, sent_at=self._sent_at, budget_sec=self._budget_sec, cancel=self.cancel)
+        began = time.monotonic()
+        try:
+            self._work = handlers.start(self._handler, self.job)
+            if self.job.reason is not None:
+                self._cancel_work()
+            error = await self._outcome(self._work)
+            keeper.ending(self.claim)
+            ending = decide_ending(
+                self.job,
+                error,
+                classify=self._services.classify,
+                release_on_stop=self._services.release_on_stop,
+                scratch_root=str(self._services.scratch_root()),
+            )
+            became = await self._write(ending)
+        finally:
+            keeper.drop(self.claim)
+        with job_context(self.job):
+            _log.log(
+                logging.INFO if ending.action is Action.DONE else logging.WARNING,
+                "job ended",
+                extra={
+                    "table": self.claim.table,
+                    "attempt": self.claim.attempt,
+                    "became": became,
+                    "code": ending.code,
+                    "reason": ending.reason,
+                    "seconds": round(time.monotonic() - began, 3),
+                },
+            )
+
+    async def abort(self) -> None:
+        """The worker leaves before this job is done: say so, change no status, tell the handler to stop."""
+        try:
+            if self.job.reason is None:
+                claim, sdk = self.claim, self._services.sdk
+                await self._services.off_loop(lambda conn: emit_event(conn, claim, ABORTED_SHUTDOWN, sdk=sdk))
+        except (psycopg.Error, ReaperError) as error:
+            _log.warning("event not written", extra={"type": ABORTED_SHUTDOWN, "error": str(error).strip()})
+        finally:
+            self.cancel(WorkerStoppingError())
+
+    @staticmethod
+    async def _outcome(work: asyncio.Future[BaseException | None]) -> BaseException | None:
+        try:
+            # Shielded: when the worker gives up on a stuck handler it stops waiting, not the handler.
+            return await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            if work.cancelled():  # cancelled before its first line ran
+                return error
+            raise
+
+    async def _write(self, ending: Ending) -> str:
+        """Until the database answers. A run whose fence does not hold any more has nothing to write."""
+        answer_lost = False
+        pause = 0.2
+        while True:
+            claim = self.claim
+            try:
+                return await self._services.off_loop(
+                    lambda conn, claim=claim, ending=ending: write_ending(
+                        conn, claim, ending, self._services.sdk
+                    )  # type: ignore[misc]
+                )
+            except LeaseLostError:
+                if answer_lost and await self._ended_by_us():
+                    return "ended, though the answer was lost"
+                return "lost: another run owns it"
+            except LOST_CONNECTION as error:
+                if not answer_lost:
+                    _log.warning("cannot end the job, trying again", extra={"error": str(error).strip()})
+                answer_lost = True
+                await asyncio.sleep(pause)
+                pause = min(MAX_PAUSE_SEC, pause * 2)
+            except (psycopg.Error, ReaperError) as error:
+                # The row refuses this ending (a trigger, a too narrow column): the plainest one, or none.
+                _log.error("the job's ending was refused", extra={"error": str(error).strip()})
+                if ending.action is Action.END_LEASE:
+                    return "left to its lease"
+                ending = (
+                    replace(ending, reason=None)
+                    if ending.reason is not None
+                    else Ending(Action.END_LEASE, ending.code)
+                )
+
+    async def _ended_by_us(self) -> bool:
+        try:
+            claim, sdk = self.claim, self._services.sdk
+            return await self._services.off_loop(lambda conn: ended_as(conn, claim, sdk=sdk)) is not None
+        except (psycopg.Error, ReaperError):
+            return False
