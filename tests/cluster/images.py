@@ -1,7 +1,8 @@
-"""Container images without Docker: a static pause, a debootstrapped base, and the project's own Dockerfile on it.
+"""Container images without Docker: a static pause, a debootstrapped base, the project's Dockerfile on it.
 
-buildah runs in a mount namespace of its own, because it leaves its storage directory mounted; its storage lies in the
-project's cache and never touches the machine's. Finished archives are checksummed like every other asset.
+buildah runs in a mount namespace of its own, because it leaves its storage directory mounted; its storage
+lies in the project's cache and never touches the machine's. Finished archives are checksummed like every
+other asset.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def pause_image(progress: Progress = say) -> Path:
 
 
 def product_image(progress: Progress = say) -> Path:
-    """The image of the project's real Dockerfile, on the debootstrapped base; rebuilt when its inputs change."""
+    """The image of the real Dockerfile, on the debootstrapped base; rebuilt when its inputs change."""
     directory = _image_cache()
     archive = directory / f"job-reaper-{_inputs()}.tar"
     with lock(directory / ".lock", progress):
@@ -70,8 +71,12 @@ def product_image(progress: Progress = say) -> Path:
 
 def _build_product(partial: Path) -> None:
     arguments = ["--build-arg", f"BASE={BASE_IMAGE}", "--build-arg", f"BUILD_BASE={BUILD_BASE_IMAGE}"]
-    # The build downloads from the package index as this machine does, so it must trust whom this machine trusts.
+    # The build downloads from the package index as this machine does, so it must trust whom this machine
+    # trusts.
     arguments += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    bundle = CERTIFICATES / "ca-certificates.crt"
+    if bundle.exists():
+        arguments += ["--build-arg", f"SSL_CERT_FILE={bundle}", "--build-arg", f"PIP_CERT={bundle}"]
     _buildah_script(
         'buildah build --isolation chroot --network host --pull-never --layers "$@" . && '
         f'buildah push --quiet {PRODUCT_IMAGE} "docker-archive:$ARCHIVE:{PRODUCT_IMAGE}"',
@@ -120,7 +125,10 @@ def _mirror() -> str:
     if shutil.which("apt-get") is None:
         return ""
     answer = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(CODENAME) $(SITE)"], capture_output=True, text=True
+        ["apt-get", "indextargets", "--format", "$(CODENAME) $(SITE)"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     for line in answer.stdout.splitlines():
         codename, _, site = line.partition(" ")
@@ -149,9 +157,7 @@ def _image_cache() -> Path:
 def _buildah_script(script: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
     storage = cache_root() / "buildah"
     places = f'buildah() {{ command buildah --root "{storage}/root" --runroot "{storage}/run" "$@"; }}; '
-    policy = Path(__file__).parent / "image-policy.json"
-    full = {**os.environ, "BUILDAH_ISOLATION": "chroot", "REGISTRY_AUTH_FILE": "/dev/null", **(environment or {})}
-    del policy
+    full = {**os.environ, "BUILDAH_ISOLATION": "chroot", **(environment or {})}
     _isolated(["bash", "-euc", places + script, "-", *arguments], environment=full)
 
 
@@ -162,7 +168,14 @@ def _isolated(argv: Sequence[str], *, environment: dict[str, str] | None = None)
 
 def _run(argv: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
     answer = subprocess.run(
-        argv, cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200
+        argv,
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
     )
     if answer.returncode != 0:
         words = (answer.stdout + answer.stderr)[-4000:]

@@ -50,12 +50,16 @@ def read(path: Path, workspace: Path) -> Endpoint:
     user = _named(document, "users", context["user"])["user"]
     ca = _file(cluster, "certificate-authority", path, workspace)
     if ca is None:
-        raise ClusterError(f"{path}: the cluster has no certificate-authority; a test never skips TLS verification")
+        raise ClusterError(
+            f"{path}: the cluster has no certificate-authority; a test never skips TLS verification"
+        )
     cert = _file(user, "client-certificate", path, workspace)
     key = _file(user, "client-key", path, workspace)
     token = user.get("token")
     if cert is None and token is None:
-        raise ClusterError(f"{path}: the user has neither a client certificate nor a token (exec plugins: make one)")
+        raise ClusterError(
+            f"{path}: the user has neither a client certificate nor a token (exec plugins: make one)"
+        )
     return Endpoint(cluster["server"].rstrip("/"), ca, cert, key, token)
 
 
@@ -73,7 +77,7 @@ def _file(section: dict[str, Any], key: str, source: Path, workspace: Path) -> P
         target.write_bytes(base64.b64decode(section[f"{key}-data"]))
         return target
     if key in section:
-        return (source.parent / section[key]).resolve()
+        return (source.parent / str(section[key])).resolve()
     return None
 
 

@@ -29,18 +29,25 @@ def cni_directory() -> Path:
     for place in CNI_PLACES:
         if all((place / name).exists() for name in CNI_PLUGINS):
             return place
-    raise ClusterError(f"no CNI plugins in {', '.join(map(str, CNI_PLACES))}; install containernetworking-plugins")
+    raise ClusterError(
+        f"no CNI plugins in {', '.join(map(str, CNI_PLACES))}; install containernetworking-plugins"
+    )
 
 
 def containerd(cni_config: Path) -> str:
-    """containerd 1.6 and 1.7 read this; without CAP_SYS_RESOURCE no sandbox starts unless the oom score is restricted."""
+    """For containerd 1.6 and 1.7.
+
+    Without CAP_SYS_RESOURCE no sandbox starts unless the oom score is restricted.
+    """
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""\
 version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
 disabled_plugins = [
-  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper",
 ]
 
 [grpc]
@@ -80,7 +87,7 @@ def cni() -> str:
 
 
 def kubelet(pki: Pki, serving: KeyPair, group: str, resolv_conf: Path, plugins: Path) -> str:
-    """Short leases so that a stopped kubelet is noticed in seconds; no eviction because a developer's disk is full."""
+    """Short leases: a stopped kubelet is noticed in seconds. No eviction because a disk is full."""
     return _yaml(
         apiVersion="kubelet.config.k8s.io/v1beta1",
         kind="KubeletConfiguration",
@@ -102,7 +109,7 @@ def kubelet(pki: Pki, serving: KeyPair, group: str, resolv_conf: Path, plugins: 
         imageGCHighThresholdPercent=100,
         nodeLeaseDurationSeconds=8,
         nodeStatusUpdateFrequency="2s",
-        # Mounted ConfigMaps follow an edit within this time; the default minute would make every such test slow.
+        # Mounted ConfigMaps follow an edit within this time; a minute (the default) would be slow.
         syncFrequency="5s",
         configMapAndSecretChangeDetectionStrategy="Watch",
         # Names are not resolved in this cluster, and never by the machine's resolver.
@@ -113,7 +120,7 @@ def kubelet(pki: Pki, serving: KeyPair, group: str, resolv_conf: Path, plugins: 
 
 
 def kube_proxy(kubeconfig: Path) -> str:
-    """nftables, everything masqueraded: pods of one bridge answer each other directly and would bypass the way back.
+    """nftables, everything masqueraded: pods of one bridge would else answer each other past the way back.
 
     The conntrack table's size is the machine's, not the namespace's: hands off.
     """

@@ -1,18 +1,18 @@
 """The node tier: a whole Kubernetes node in a sandbox of its own, where pods are processes.
 
-etcd, kube-apiserver, controller-manager, scheduler, containerd, kubelet and kube-proxy, as root, without Docker. The tests
-reach the API server through a port on loopback; pods reach what the tests run on loopback through `expose`.
+etcd, kube-apiserver, controller-manager, scheduler, containerd, kubelet and kube-proxy, as root, without
+Docker. The tests reach the API server through a port on loopback; pods reach what the tests run on loopback
+through `expose`.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.cluster import control_plane, kubeconfig, node_config
+from tests.cluster import control_plane, images, kubeconfig, node_config
 from tests.cluster.api_tier import answers_ready, run_kubectl
 from tests.cluster.assets import Progress, say
 from tests.cluster.kube_api import Endpoint, KubeApi, KubeApiError
@@ -30,8 +30,16 @@ NODE_GRACE = "12s"
 class NodeTier:
     """One node; start it, use it through `api` and `kubectl`, hurt it, stop it."""
 
+    # There is no registry here: an image is on the node or it does not exist.
+    image_pull_policy = "Never"
+
     def __init__(
-        self, programs: Mapping[str, Path], pause_image: Path, *, outlive_parent: bool = False, progress: Progress = say
+        self,
+        programs: Mapping[str, Path],
+        pause_image: Path,
+        *,
+        outlive_parent: bool = False,
+        progress: Progress = say,
     ) -> None:
         self.programs = programs
         self.pause_image = pause_image
@@ -41,6 +49,7 @@ class NodeTier:
         self.kubeconfig = self.directory / "admin.kubeconfig"
         self.pki = control_plane.make_pki(self.directory / "pki", hosts=(NODE_ADDRESS, NODE_NAME))
         self._api: KubeApi | None = None
+        self._product_loaded = False
 
     def start(self) -> None:
         """Start everything and wait until the node is Ready; on failure, leave nothing behind."""
@@ -54,7 +63,9 @@ class NodeTier:
             self._start_controllers()
             self._start_kubelet()
             self._wait(self.node_ready, NODE_SECONDS, "the node to be Ready", "kubelet", "containerd")
-            self._wait(self._default_account, NODE_SECONDS, "the default ServiceAccount", "kube-controller-manager")
+            self._wait(
+                self._default_account, NODE_SECONDS, "the default ServiceAccount", "kube-controller-manager"
+            )
             self.progress(f"node ready after {time.monotonic() - began:.1f} s")
         except BaseException:
             self.stop()
@@ -83,11 +94,24 @@ class NodeTier:
 
     def load_image(self, archive: Path) -> None:
         """Import a docker or OCI archive; pods use it with imagePullPolicy Never."""
-        self.sandbox.run("ctr", "--namespace=k8s.io", "images", "import", "--no-unpack", str(archive), timeout=300)
+        self.sandbox.run(
+            "ctr", "--namespace=k8s.io", "images", "import", "--no-unpack", str(archive), timeout=300
+        )
+
+    def product_image(self) -> str:
+        """Build the project's Dockerfile, import the image once, and return its reference."""
+        if not self._product_loaded:
+            began = time.monotonic()
+            self.load_image(images.product_image(self.progress))
+            self._product_loaded = True
+            self.progress(f"{images.PRODUCT_IMAGE} on the node after {time.monotonic() - began:.1f} s")
+        return images.PRODUCT_IMAGE
 
     def expose(self, host_port: int, *, name: str) -> tuple[str, int]:
         """Let pods reach a port of the machine's loopback; returns the address and port they must use."""
-        inner = self.sandbox.expose(name, inner_address=NODE_ADDRESS, inner_port=host_port, host_port=host_port)
+        inner = self.sandbox.expose(
+            name, inner_address=NODE_ADDRESS, inner_port=host_port, host_port=host_port
+        )
         return NODE_ADDRESS, inner
 
     def reach(self, address: str, port: int, *, name: str) -> int:
@@ -141,7 +165,8 @@ class NodeTier:
         run("ip", "link", "add", node_config.BRIDGE, "type", "bridge")
         run("ip", "address", "add", f"{NODE_ADDRESS}/16", "dev", node_config.BRIDGE)
         run("ip", "link", "set", node_config.BRIDGE, "up")
-        # Service addresses are routed to the bridge, where nftables rewrites them: processes of the node need them too.
+        # Service addresses are routed to the bridge, where nftables rewrites them: processes of the node
+        # need them too.
         run("ip", "route", "add", control_plane.SERVICE_CIDR, "dev", node_config.BRIDGE)
 
     def _start_api(self) -> None:
@@ -242,7 +267,9 @@ class NodeTier:
     def _client(self, name: str, user: str, *, organization: str | None = None) -> Path:
         """A kubeconfig for a part of the node: its own certificate, so that RBAC judges it by what it is."""
         pair = self.pki.authority.issue(name, user, organization=organization)
-        endpoint = Endpoint(f"https://{NODE_ADDRESS}:{API_PORT}", self.pki.authority.cert, pair.cert, pair.key)
+        endpoint = Endpoint(
+            f"https://{NODE_ADDRESS}:{API_PORT}", self.pki.authority.cert, pair.cert, pair.key
+        )
         return kubeconfig.write(self.directory / f"{name}.kubeconfig", endpoint)
 
     def _runtime_answers(self) -> bool:
@@ -258,22 +285,17 @@ class NodeTier:
     def _wait_api(self) -> None:
         self._wait(lambda: answers_ready(self.api), API_SECONDS, "/readyz", "kube-apiserver", "etcd")
 
-    def _wait(self, condition: object, timeout: float, what: str, *daemons: str) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout: float, what: str, *daemons: str) -> None:
         """Wait, but no longer than the daemons live; their last words are in the error."""
-        assert callable(condition)
 
         def check() -> bool:
             dead = [name for name in daemons if name not in self.sandbox.daemons()]
             if dead:
                 raise ClusterError(f"{', '.join(dead)} ended")
-            return bool(condition())
+            return condition()
 
         try:
             wait_until(check, timeout=timeout, what=what, interval=0.2)
         except ClusterError as error:
             words = "\n".join(f"--- {name} ---\n{log_tail(self.sandbox.log(name))}" for name in daemons)
             raise ClusterError(f"{error}, waiting for {what}\n{words}") from None
-
-
-def is_root() -> bool:
-    return os.geteuid() == 0

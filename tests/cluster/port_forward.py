@@ -1,11 +1,11 @@
 """Carry TCP connections between the machine's loopback and a node's private network.
 
-A socket belongs for life to the network namespace it was made in. So this process makes its listener on one side, moves
-itself to the other, and makes its outgoing connections there: no route, no link, no firewall rule on the machine.
-Standard library only; ends by itself when the node's first process ends.
+A socket belongs for life to the network namespace it was made in. So this process makes its listener on one
+side, moves itself to the other, and makes its outgoing connections there: no route, no link, no firewall
+rule on the machine. Standard library only; ends by itself when the node's first process ends.
 
-usage: port_forward.py LISTEN_IN LISTEN_ADDRESS LISTEN_PORT CONNECT_IN CONNECT_ADDRESS CONNECT_PORT NODE_PID READY_FILE
-(…_IN is `host` or the pid whose network namespace is meant; port 0 lets the kernel choose)
+usage: port_forward.py LISTEN_IN LISTEN_ADDRESS LISTEN_PORT CONNECT_IN CONNECT_ADDRESS CONNECT_PORT NODE_PID
+READY_FILE (…_IN is `host` or the pid whose network namespace is meant; port 0 lets the kernel choose)
 """
 
 from __future__ import annotations

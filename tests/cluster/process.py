@@ -1,8 +1,8 @@
 """Child processes that are stopped by their own pid, and waiting that ends.
 
-Every process of a cluster is started here. It writes its output to a file, it dies with its parent (a killed pytest must
-not leave an API server behind), and it is stopped by the pid we got when we started it: never by a name, because a name
-may belong to somebody else's process.
+Every process of a cluster is started here. It writes its output to a file, it dies with its parent (a
+killed pytest must not leave an API server behind), and it is stopped by the pid we got when we started it:
+never by a name, because a name may belong to somebody else's process.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self.env,
-                # Its own session: a Ctrl-C in the terminal reaches pytest only, which then stops its cluster in order.
+                # Its own session: a Ctrl-C in the terminal reaches pytest only, which then stops its
+                # cluster in order.
                 start_new_session=True,
                 pass_fds=self.pass_fds,
             )
@@ -96,7 +97,7 @@ class Process:
         self._popen.send_signal(number)
 
     def stop(self, *, grace: float = 15.0) -> None:
-        """Ask it to end, then make it. Stopping what has ended is fine: tear-down must always reach its end."""
+        """Ask it to end, then make it. Stopping what has ended is fine: tear-down must reach its end."""
         if self._popen is None or self._popen.poll() is not None:
             return
         self._popen.send_signal(signal.SIGCONT)

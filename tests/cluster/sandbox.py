@@ -1,8 +1,9 @@
 """A machine within the machine: its own network, mounts, processes and control groups, without Docker.
 
-Everything a node does to its host (links, nft tables, mounts, processes) happens in namespaces that belong to one process,
-and the kernel takes them back when that process ends, however it ends. On the machine itself there are only one directory,
-a control group, and that process. Several nodes can live side by side, with the same addresses.
+Everything a node does to its host (links, nft tables, mounts, processes) happens in namespaces that belong
+to one process, and the kernel takes them back when that process ends, however it ends. On the machine
+itself there are only one directory, a control group, and that process. Several nodes can live side by side,
+with the same addresses.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Sandbox:
         """Make the namespaces and start their first process; returns when it takes commands."""
         for hidden in ("/run", "/var/lib", "/var/log"):
             if self.directory.is_relative_to(hidden):
-                raise ClusterError(f"{self.directory} lies below {hidden}, which the node hides; set TMPDIR elsewhere")
+                raise ClusterError(
+                    f"{self.directory} lies below {hidden}, which the node hides; set TMPDIR elsewhere"
+                )
         for name in ("var-lib", "var-log", "sysctl", "logs"):
             (self.directory / name).mkdir()
         (self.directory / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
@@ -129,11 +132,25 @@ class Sandbox:
 
     def run(self, *argv: str, timeout: float = 120.0, stdin: bytes | None = None) -> str:
         """Run a command inside and return what it printed."""
-        entered = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc", "--", *argv]
+        entered = [
+            "nsenter",
+            f"--target={self.pid}",
+            "--mount",
+            "--net",
+            "--pid",
+            "--uts",
+            "--ipc",
+            "--",
+            *argv,
+        ]
         environment = {"PATH": PATH}
-        answer = subprocess.run(entered, capture_output=True, timeout=timeout, input=stdin, env=environment)
+        answer = subprocess.run(
+            entered, capture_output=True, timeout=timeout, input=stdin, env=environment, check=False
+        )
         if answer.returncode != 0:
-            raise ClusterError(f"{' '.join(argv)} failed in the node: {answer.stderr.decode(errors='replace')}")
+            raise ClusterError(
+                f"{' '.join(argv)} failed in the node: {answer.stderr.decode(errors='replace')}"
+            )
         return answer.stdout.decode()
 
     def start_daemon(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
@@ -156,7 +173,9 @@ class Sandbox:
 
     def expose(self, name: str, *, inner_address: str, inner_port: int, host_port: int) -> int:
         """Let the node's pods reach a port of the machine's loopback; returns the port inside."""
-        return self._forward(name, [str(self.pid), inner_address, str(inner_port), "host", "127.0.0.1", str(host_port)])
+        return self._forward(
+            name, [str(self.pid), inner_address, str(inner_port), "host", "127.0.0.1", str(host_port)]
+        )
 
     def reach(self, name: str, *, inner_address: str, inner_port: int) -> int:
         """Let the tests reach an address inside; returns the port on the machine's loopback."""
@@ -170,7 +189,9 @@ class Sandbox:
     def _forward(self, name: str, ends: list[str]) -> int:
         ready = self.directory / f"forward-{name}.port"
         argv = [sys.executable, "-I", str(HERE / "port_forward.py"), *ends, str(self.pid), str(ready)]
-        forwarder = Process(f"forward-{name}", argv, self.log(f"forward-{name}"), outlive_parent=self.outlive_parent)
+        forwarder = Process(
+            f"forward-{name}", argv, self.log(f"forward-{name}"), outlive_parent=self.outlive_parent
+        )
         forwarder.start()
         self._forwarders.append(forwarder)
         self.state.pids[f"forward-{name}"] = Pid.of(forwarder.pid)
@@ -193,7 +214,9 @@ class Sandbox:
                 stream.flush()
                 reply: dict[str, Any] = json.loads(stream.readline())
         if "error" in reply:
-            raise ClusterError(f"{command['do']} {command.get('name')}: {reply['error']}\n{self._last_words(command)}")
+            raise ClusterError(
+                f"{command['do']} {command.get('name')}: {reply['error']}\n{self._last_words(command)}"
+            )
         return reply
 
     def _last_words(self, command: Mapping[str, Any]) -> str:

@@ -1,12 +1,12 @@
-"""The first process of a node: starts its daemons, reaps its orphans, and takes everything with it when it ends.
+"""The first process of a node: starts its daemons, reaps its orphans, takes everything with it at its end.
 
-Runs as pid 1 of a pid namespace that `unshare` made, so the kernel itself ends every process of the node, containers and
-their shims included, when this one ends. It also lays the mounts that make the node private: its own /run, /var/lib,
-/var/log and /etc/hosts, and read-only stand-ins for the kernel settings that a kubelet would otherwise change
-for the whole machine.
+Runs as pid 1 of a pid namespace that `unshare` made, so the kernel itself ends every process of the node,
+containers and their shims included, when this one ends. It also lays the mounts that make the node private:
+its own /run, /var/lib, /var/log and /etc/hosts, and read-only stand-ins for the kernel settings that a
+kubelet would otherwise change for the whole machine.
 
-Standard library only, one thread: it is started with `python -I` and must not depend on the tests' environment.
-Commands come as one JSON object per connection on a unix socket: start, stop, signal, status.
+Standard library only, one thread: it is started with `python -I` and must not depend on the tests'
+environment. Commands come as one JSON object per connection on a unix socket: start, stop, signal, status.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What kubelet insists on (it writes these machine-wide settings when they differ). It reads them back from these
-# stand-ins, finds them as it wants them, and leaves the machine's own alone.
+# What kubelet insists on (it writes these machine-wide settings when they differ). It reads them back from
+# these stand-ins, finds them as it wants them, and leaves the machine's own alone.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -47,7 +47,8 @@ class Supervisor:
 
     def prepare(self) -> None:
         """Lay the private mounts; nothing of this is visible outside our mount namespace."""
-        # Below a shared root, as kubelet wants it for volumes; `unshare` has cut it off from the machine's mounts.
+        # Below a shared root, as kubelet wants it for volumes; `unshare` has cut it off from the machine's
+        # mounts.
         _mount("--make-rshared", "/")
         _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
         for name in ("lib", "log"):

@@ -1,8 +1,8 @@
 """Prebuilt programs from upstream, where the internet is reachable; every byte checked before it is kept.
 
-Two places: setup-envtest's index (etcd, kube-apiserver, kubectl in one archive, SHA-512 in the index) and the
-Kubernetes release itself (one file per program, SHA-256 beside it). A machine without internet must not wait for them:
-one short attempt to connect, and the answer holds for the rest of the run.
+Two places: setup-envtest's index (etcd, kube-apiserver, kubectl in one archive, SHA-512 in the index) and
+the Kubernetes release itself (one file per program, SHA-256 beside it). A machine without internet must not
+wait for them: one short attempt to connect, and the answer holds for the rest of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import yaml
 from tests.cluster.assets import KUBERNETES_VERSION, NODE_PROGRAMS, Progress, SourceUnavailableError, machine
 from tests.cluster.process import ClusterError
 
-ENVTEST_INDEX = "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
+ENVTEST_INDEX = (
+    "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
+)
 RELEASE = "https://dl.k8s.io/release"
 # Tests point these at a server of their own; a company points them at its mirror.
 INDEX_VARIABLE = "JOB_REAPER_ENVTEST_INDEX"
