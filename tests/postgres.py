@@ -31,6 +31,7 @@ from reconciler.demo.postgres import (
     newest_of_each_major,
     server_identity,
 )
+from reconciler.migrate import migrate
 
 TEMPLATE = "reaper_template"
 Connection = psycopg.Connection[Any]
@@ -91,7 +92,7 @@ class Server:
 
     def _create_template(self) -> None:
         self._run("create database {} template {}", TEMPLATE, "template0")
-        migrate_for_tests(self.postgres.dsn_for(TEMPLATE))
+        migrate(self.postgres.dsn_for(TEMPLATE))
         self._has_template = True
 
     def _run(self, statement: LiteralString, *names: str) -> None:
@@ -125,18 +126,6 @@ class ServerPool:
 
     def close(self) -> None:
         self._resources.close()
-
-
-def migrate_for_tests(dsn: str) -> None:
-    """Bring a database to the newest schema, the way an operator does."""
-    try:
-        from reconciler.migrate import migrate
-    except ModuleNotFoundError:
-        schema = Path(__file__).with_name("schema.sql").read_bytes()
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute(schema)
-    else:
-        migrate(dsn)
 
 
 # ── PgBouncer ───────────────────────────────────────────────────────────────────────────────────────
