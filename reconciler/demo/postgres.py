@@ -15,19 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
 
 from reconciler.demo import watchdog
@@ -36,6 +34,13 @@ from reconciler.demo.installations import (
     find_installations,
     newest_of_each_major,
     preferred_installation,
+)
+from reconciler.demo.server_user import (
+    hand_over,
+    private_directory,
+    process_arguments,
+    reachable,
+    server_identity,
 )
 from reconciler.errors import DatabaseError
 
@@ -51,7 +56,6 @@ __all__ = [
 START_SEC = 60.0
 STOP_SEC = 30.0
 SUPERUSER = "postgres"
-LONGEST_BASE = 60  # a socket's whole path must stay under 103 bytes (macOS; Linux allows 107)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # synchronous_commit stays on: kill() must not lose what was committed, and without fsync it costs nothing.
 NOT_DURABLE = MappingProxyType({"fsync": "off", "full_page_writes": "off"})
@@ -135,8 +139,8 @@ class EmbeddedPostgres:
             raise DatabaseError(f"this embedded Postgres already runs (pid {self.pid})")
         try:
             if self._base is None:
-                self._base = _private_directory()
-                self._bin_dir = _reachable(self.installation, self._base)
+                self._base = private_directory()
+                self._bin_dir = reachable(self.installation, self._base)
             if not (self.data_dir / "PG_VERSION").exists():
                 self._initialise()
             self._launch()
@@ -179,14 +183,14 @@ class EmbeddedPostgres:
         password_file = self.base / "password"
         password_file.write_text(self.password)
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _hand_over(password_file)
-        _hand_over(self.data_dir)
+        hand_over(password_file)
+        hand_over(self.data_dir)
         command = [
             str(self._bin_dir / "initdb"),
             *("-D", str(self.data_dir), "-U", SUPERUSER, "--encoding=UTF8", "--locale=C", "--no-sync"),
             *("--auth=trust", "--auth-host=scram-sha-256", f"--pwfile={password_file}"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **_process_arguments())  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **process_arguments())  # noqa: S603
         password_file.unlink()
         if done.returncode != 0:
             raise DatabaseError(f"initdb failed: {done.stderr.strip() or done.stdout.strip()}", code="initdb")
@@ -220,7 +224,7 @@ class EmbeddedPostgres:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not the server's
-                **_process_arguments(),
+                **process_arguments(),
             )
         while process.poll() is None:
             if self._is_ready(process.pid):
@@ -273,68 +277,6 @@ class EmbeddedPostgres:
             self._process.wait()
         self._process = None
         self._dismiss_watchdog()
-
-
-# ── root's troubles ─────────────────────────────────────────────────────────────────────────────────
-
-
-def server_identity() -> pwd.struct_passwd | None:
-    """Whom the server runs as when it cannot run as us; None when we are not root."""
-    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-
-
-def _process_arguments() -> dict[str, Any]:
-    # Our own PG* variables and locale must not reach the server; its directory must be one it can enter.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "LC_"))}
-    arguments: dict[str, Any] = {
-        "env": environment | {"LC_ALL": "C", "TZ": "UTC"},
-        "cwd": "/",
-        "umask": 0o077,
-    }
-    if (identity := server_identity()) is not None:
-        arguments |= {"user": identity.pw_uid, "group": identity.pw_gid, "extra_groups": []}
-    return arguments
-
-
-def _hand_over(path: Path) -> None:
-    if (identity := server_identity()) is not None:
-        os.chown(path, identity.pw_uid, identity.pw_gid)
-
-
-def _private_directory() -> Path:
-    """A 0700 directory of the server's user, with a path short enough for a socket."""
-    parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_BASE or not _can_reach(Path(parent)):
-        parent = "/tmp"  # noqa: S108 - mkdtemp makes an unguessable 0700 directory in it
-    base = Path(tempfile.mkdtemp(prefix="job-reaper-", dir=parent))
-    _hand_over(base)
-    return base
-
-
-def _can_reach(path: Path) -> bool:
-    """Whether the server's user may read and enter this path. Asked of the kernel: ACLs count as well."""
-    if server_identity() is None:
-        return os.access(path, os.R_OK | os.X_OK)
-    question = ["/bin/sh", "-c", 'test -r "$0" && test -x "$0"', str(path)]
-    return subprocess.run(question, check=False, **_process_arguments()).returncode == 0  # noqa: S603
-
-
-def _reachable(installation: Installation, base: Path) -> Path:
-    """The installation's bin directory, or that of a copy when the server's user cannot enter it."""
-    if _can_reach(installation.bin_dir / "postgres"):
-        return installation.bin_dir
-    root = installation.bin_dir.parent
-    # The wheel's binaries find their libraries in a sibling of the package: keep that shape.
-    copy = base / "copy" / root.parent.name / root.name
-    shutil.copytree(root, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
-    libraries = root.parent.with_name(f"{root.parent.name}.libs")
-    if libraries.is_dir():
-        shutil.copytree(libraries, base / "copy" / libraries.name)
-    for directory, _, names in os.walk(base / "copy"):
-        for path in (Path(directory), *(Path(directory, name) for name in names)):
-            if not path.is_symlink():
-                _hand_over(path)
-    return copy / installation.bin_dir.name
 
 
 def _free_port(addresses: Sequence[str]) -> int:
