@@ -25,6 +25,11 @@ _MAX_NODES = 50_000
 """Aliases can unfold a small file into billions of values."""
 _MAX_DEPTH = 50
 _CORE_TAG = "tag:yaml.org,2002:"
+# What plain YAML resolves to by itself. All of it is read as text; other tags ask for more than a value.
+_KNOWN_TAGS = frozenset(
+    _CORE_TAG + kind
+    for kind in ("null", "bool", "int", "float", "timestamp", "str", "seq", "map", "merge", "value")
+)
 
 
 class _Refused(Exception):  # noqa: N818 - control flow within this module
@@ -90,7 +95,7 @@ class _Reader:
             raise _Refused(f"It holds more than {_MAX_NODES} values (aliases unfolded)")
         if depth > _MAX_DEPTH:
             raise RecursionError
-        if not node.tag.startswith(_CORE_TAG):
+        if node.tag not in _KNOWN_TAGS:
             raise _Refused(f"Line {node.start_mark.line + 1}: the tag {node.tag[:40]} is not supported")
 
     def _leaves(self, node: Node, path: Path) -> Iterator[Given]:

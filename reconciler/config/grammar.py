@@ -2,7 +2,7 @@
 
 A grammar knows what it allows (the sentence in errors and in the reference page) and parses a raw value,
 text or already typed. What it refuses raises ValueError; the message, if any, is a hint for the reader.
-Text is never guessed at: `60s`, `1_000`, `1e3`, `yes` for a number are errors, not surprises.
+Text is never guessed at: `60s`, `1_000`, `0x10`, `yes` for a number are errors, not surprises.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TEN_YEARS_SEC = 315_360_000
 """No duration is longer: beyond it only typing errors live, and SQL intervals begin to overflow."""
 
 # Patterns are compiled by `re` when first used: a start that needs none should not pay for them.
-_WHOLE = r"[+-]?[0-9]{1,18}(?:\.0{1,6})?"
-_NUMBER = r"[+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?"
+# Exponents are welcome because Helm writes large numbers of its values as 1e+06.
+_NUMBER = r"[+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?"
 _WITH_UNIT = r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%]+"
 _PLACEHOLDER = r"\{([^{}]*)\}"
 _NAMESPACE = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
@@ -40,7 +40,7 @@ class Grammar(Protocol):
     def parse(self, value: object) -> Any: ...
 
 
-def _decimal(value: object, pattern: str) -> Decimal:
+def _decimal(value: object) -> Decimal:
     # bool is an int to Python; to the reader of a configuration it is not a number.
     if isinstance(value, bool):
         raise ValueError("true and false are not numbers")  # noqa: TRY004 - one error type for all refusals
@@ -50,7 +50,7 @@ def _decimal(value: object, pattern: str) -> Decimal:
             raise ValueError(
                 f"Write the bare number without a unit: the key says what it counts ({unit[1]}?)"
             )
-        if not re.fullmatch(pattern, text):
+        if not re.fullmatch(_NUMBER, text):
             raise ValueError
         return Decimal(text)
     if isinstance(value, int | Decimal):
@@ -90,7 +90,7 @@ class Whole:
         return f"a whole number from {self.least} to {self.most}{unit}"
 
     def parse(self, value: object) -> int:
-        number = _decimal(value, _WHOLE)
+        number = _decimal(value)
         if not self.least <= number <= self.most or number != int(number):
             raise ValueError
         return int(number)
@@ -110,7 +110,7 @@ class Number:
         return f"a number from {_number(self.least)} to {_number(self.most)}{unit}"
 
     def parse(self, value: object) -> float:
-        number = _decimal(value, _NUMBER)
+        number = _decimal(value)
         if not self.least <= number <= self.most:
             raise ValueError
         return float(number)
@@ -126,7 +126,7 @@ class Factor:
         return f"a number above 0 and up to {self.most}, with at most 6 decimals"
 
     def parse(self, value: object) -> Decimal:
-        number = _decimal(value, _NUMBER)
+        number = _decimal(value)
         if not Decimal("0.000001") <= number <= self.most:
             raise ValueError
         rounded = number.quantize(Decimal("0.000001"))
