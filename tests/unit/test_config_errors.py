@@ -101,6 +101,7 @@ def test_a_number_with_a_unit_gets_a_hint() -> None:
         ("CLIP_SLA_FACTOR", "-6"),
         ("CLIP_SLA_FACTOR", "10001"),
         ("CLIP_SLA_FACTOR", "0.0000001"),
+        ("CLIP_SLA_FACTOR", "6.0000001"),
         ("DEFAULT_LEASE_SEC", "315360001"),
         ("LEASE_TIMEOUT_SEC", "0"),
         ("QUEUE_RETRY_BACKOFF_MS_MAX", "315360000001"),
@@ -127,6 +128,11 @@ def test_a_wrong_value_is_reported_even_where_another_one_hides_it(tmp_path: Pat
         f"file {path}, line 1",
         "env QUEUE_MAX_ATTEMPTS",
     ]
+
+
+def test_a_wrong_alias_behind_a_right_name_is_one_problem() -> None:
+    (problem,) = problems_of({"HEARTBEAT_SEC": "10", "HEARTBEAT_INTERVAL_SEC": "ten"})
+    assert problem.source == "env HEARTBEAT_INTERVAL_SEC"
 
 
 # ── Rules over several keys ─────────────────────────────────────────────────────────────────────────
@@ -254,7 +260,8 @@ def test_a_service_called_reaper_metrics_does_not_break_the_port() -> None:
 
 def test_an_unknown_flag_is_an_error() -> None:
     assert problems_of(overrides={"batch.sise": 1})[0].hint == "Did you mean size?"
-    assert problems_of(overrides={'tables."open': 1})[0].source == "flag"
+    for key in ('tables."open', "batch..size", "", "batch."):
+        assert problems_of(overrides={key: 1})[0].source == "flag"
 
 
 # ── Secrets ─────────────────────────────────────────────────────────────────────────────────────────

@@ -247,6 +247,7 @@ def test_a_wrong_shape_says_what_shape_is_right(tmp_path: Path, text: str, key: 
         "['{pod']",
         "['{pod}', '{pod}']",
         "['{pod}{x}']",
+        "['{pod}}']",
         "[1]",
         "x",
         "[{pod: }]",

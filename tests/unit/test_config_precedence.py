@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from reconciler import model
 from reconciler.config import Settings, load
@@ -33,6 +34,16 @@ def test_without_anything_the_defaults_of_the_documents_hold() -> None:
     assert settings.dsn is None
     assert settings.warnings == ()
     assert set(settings.sources.values()) == {"default"}
+
+
+def test_settings_built_by_hand_are_the_defaults_too_and_frozen() -> None:
+    by_hand = Settings()
+    assert by_hand.policy() == model.Policy()
+    assert by_hand.table_specs() == load(env={}).table_specs()
+    with pytest.raises(ValidationError, match="frozen"):
+        by_hand.dry_run = True
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"batch": {"size": -1}})
 
 
 def test_the_plain_attributes_are_those_the_commands_read() -> None:

@@ -66,6 +66,12 @@ def test_empty_double_and_impossible_names_are_errors(text: str) -> None:
     assert (problem.key, problem.source) == ("tables", "env REAPER_TABLES")
 
 
+@pytest.mark.parametrize("names", [[], {}, 5, [5], ["a", "a"]])
+def test_a_flag_that_names_no_tables_is_an_error(names: object) -> None:
+    with pytest.raises(ConfigError, match="table names separated by commas, each once"):
+        load(env={}, overrides={"tables": names})
+
+
 def test_a_dotted_name_is_schema_and_table_unless_the_file_says_otherwise(tmp_path: Path) -> None:
     assert places({"REAPER_TABLES": "app.jobs"}) == [("app.jobs", "app", "jobs")]
     path = a_file(
