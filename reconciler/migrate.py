@@ -82,7 +82,7 @@ def migrate(
             if dry_run:
                 _, plan = look()
                 _refuse(plan)
-                return _report(plan, plan, sql=tuple(f"{step.sql};" for step in plan.steps))
+                return _report(plan, plan, sql=_script(plan, waiting))
             with alone(conn, waiting, say):
                 return _Run(conn, server, look, waiting, say).to_the_end()
         except psycopg.Error as error:
@@ -199,6 +199,19 @@ class _Run:
 def _line(name: str, target: str, detail: Mapping[str, Any]) -> dict[str, Any]:
     checksum = migrations()[name].checksum
     return {"step": name, "target": target, "checksum": checksum, "detail": json.dumps(detail)}
+
+
+def _script(plan: Plan, patience: Patience) -> tuple[str, ...]:
+    """What a run would send, in order: pasteable into psql, as its own sentence (CONCURRENTLY needs that)."""
+    script: list[str] = []
+    limit = None
+    for step in plan.steps:
+        wanted = patience.concurrent_timeout_ms if step.concurrent else patience.lock_timeout_ms
+        if wanted != limit:
+            script.append(f"SET lock_timeout = {wanted};")
+            limit = wanted
+        script.append(f"{step.sql};")
+    return ("SET statement_timeout = 0;", *script) if script else ()
 
 
 def _refuse(plan: Plan) -> None:

@@ -22,6 +22,7 @@ LEASE = "006_index_status_lease"
 HEARTBEAT = "007_index_status_heartbeat"
 PROCESSING = "008_index_processing"
 DROP = "010_drop_index"
+QUEUED = "011_index_queued"
 _NAME_BYTES = 63
 
 
@@ -85,13 +86,16 @@ class Wish:
 
 
 def wishes(spec: TableSpec) -> dict[str, Wish]:
-    """The three indexes job-reaper knows, in the app's column names."""
+    """The indexes job-reaper knows, in the app's column names."""
     c = spec.columns
     beat = f"_{c.status}_{c.last_heartbeat_at}_idx"  # what Postgres itself would call it
     return {
         LEASE: Wish(LEASE, "idx_", "_status_lease", (c.status, c.lease_expires_at)),
         HEARTBEAT: Wish(HEARTBEAT, "", beat, (c.status, c.last_heartbeat_at)),
         PROCESSING: Wish(PROCESSING, "idx_", "_processing", (c.id,), c.status, spec.statuses.processing),
+        QUEUED: Wish(
+            QUEUED, "idx_", "_queued", (c.next_earliest_run_at, c.id), c.status, spec.statuses.queued
+        ),
     }
 
 
@@ -179,7 +183,9 @@ class IndexPlan:
             status=sql.Identifier(spec.columns.status),
             lease_expires_at=sql.Identifier(spec.columns.lease_expires_at),
             last_heartbeat_at=sql.Identifier(spec.columns.last_heartbeat_at),
+            next_earliest_run_at=sql.Identifier(spec.columns.next_earliest_run_at),
             processing=sql.Literal(spec.statuses.processing),
+            queued=sql.Literal(spec.statuses.queued),
         )
         self._add(wish.migration, f"create index {name}", statement, concurrent=kind == "table")
 

@@ -15,7 +15,7 @@ from psycopg import sql
 from reconciler.migrate_catalog import Catalog, Node, Table, label
 from reconciler.migrate_checks import problems, roles
 from reconciler.migrate_files import migrations
-from reconciler.migrate_indexes import HEARTBEAT, LEASE, PROCESSING, IndexPlan, Step, Wish, wishes
+from reconciler.migrate_indexes import HEARTBEAT, LEASE, PROCESSING, QUEUED, IndexPlan, Step, Wish, wishes
 from reconciler.shape import qualified
 
 Heartbeats = Literal["default", "hot"]
@@ -165,15 +165,14 @@ def _index_set(plan: Plan, catalog: Catalog, table: Table, choice: Heartbeats) -
     root = table.nodes[0] if table.nodes else _unborn(table)
     indexes = IndexPlan(table, root)
     known = wishes(table.spec)
-    wanted, replaced = (
-        ([PROCESSING], [LEASE, HEARTBEAT]) if choice == "hot" else ([LEASE, HEARTBEAT], [PROCESSING])
-    )
+    hot, documents = [PROCESSING, QUEUED], [LEASE, HEARTBEAT, QUEUED]
+    wanted = hot if choice == "hot" else documents
     for name in wanted:  # first the new, then away with the old: the scans always have an index
         indexes.ensure(known[name])
     plan.steps += indexes.steps
     indexes.steps = []
     _heap_room(plan, catalog, table, choice)
-    for name in replaced:
+    for name in sorted(known.keys() - set(wanted)):
         indexes.drop(known[name])
     plan.steps += indexes.steps
     plan.problems += indexes.problems
@@ -217,7 +216,7 @@ def _warn(plan: Plan, table: Table, choice: Heartbeats) -> None:
         )
     if choice != "hot":
         return
-    going = [wish for name, wish in wishes(table.spec).items() if name != PROCESSING]
+    going = [wishes(table.spec)[name] for name in (LEASE, HEARTBEAT)]
     beaten = {columns.lease_expires_at, columns.last_heartbeat_at}
     for index in table.indexes:
         touched = beaten & set(index.touches)
