@@ -139,7 +139,8 @@ class NodeTier:
 
     def stop_apiserver(self) -> None:
         """An API outage: pods and tests get no answer until start_apiserver()."""
-        self.sandbox.stop_daemon("kube-apiserver")
+        # Asked politely, it would wait a minute for the watches of kubelet and controllers.
+        self.sandbox.stop_daemon("kube-apiserver", grace=0)
 
     def start_apiserver(self) -> None:
         """End of the outage."""

@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def api_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """The API tier: one server per pytest process (so one per xdist worker), started when the first test asks."""
+    """The API tier: one server per pytest process (one per xdist worker), started when first asked for."""
     from tests.cluster import assets
     from tests.cluster.api_tier import ApiTier
     from tests.cluster.process import ClusterError

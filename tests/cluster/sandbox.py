@@ -158,8 +158,9 @@ class Sandbox:
         environment = {"PATH": PATH, **(env or {})}
         self._command(do="start", name=name, argv=list(argv), log=str(self.log(name)), env=environment)
 
-    def stop_daemon(self, name: str) -> None:
-        self._command(do="stop", name=name)
+    def stop_daemon(self, name: str, *, grace: float = 15.0) -> None:
+        """Ask it to end; after the grace it is made to."""
+        self._command(do="stop", name=name, grace=grace)
 
     def signal_daemon(self, name: str, number: signal.Signals) -> None:
         self._command(do="signal", name=name, number=int(number))

@@ -33,7 +33,6 @@ KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-STOP_SECONDS = 15.0
 
 
 class Supervisor:
@@ -106,7 +105,7 @@ class Supervisor:
             os.kill(self.pids[name], int(command["number"]))
             return {}
         if verb == "stop":
-            self.stop(name)
+            self.stop(name, grace=float(command["grace"]))
             return {}
         raise ValueError(f"unknown command {verb}")
 
@@ -133,14 +132,14 @@ class Supervisor:
         self.pids[name] = child
         return child
 
-    def stop(self, name: str) -> None:
-        """Ask it to end, then make it; returns when it is gone."""
+    def stop(self, name: str, *, grace: float) -> None:
+        """Ask it to end, make it after the grace; returns when it is gone."""
         pid = self.pids.get(name)
         if pid is None:
             return
         os.kill(pid, signal.SIGCONT)
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + grace
         while name in self.pids:
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
