@@ -132,7 +132,7 @@ def checked_dsn(dsn: str | None) -> str:
     return dsn or ""
 
 
-def translate(error: psycopg.Error) -> ReaperError:
+def translate(error: psycopg.Error) -> ReaperError:  # noqa: PLR0911 - a table of cases reads best as one
     """Say whose fault it is: the moment's, the table's, a row's, or the database's as a whole."""
     state = error.sqlstate
     message = _first_line(error)
@@ -149,7 +149,9 @@ def translate(error: psycopg.Error) -> ReaperError:
     if state[:2] in ("28", "3D"):
         return DatabaseError(f"{message}; check user, password and database in DATABASE_URL", code="refused")
     if state == "42501":
-        return TableError(f"{message}; migrations/grants.sql gives exactly what a pass needs", code="no_rights")
+        return TableError(
+            f"{message}; migrations/grants.sql gives exactly what a pass needs", code="no_rights"
+        )
     if state[:2] in _ROW_CLASSES:
         return RowError(f"{message} (SQLSTATE {state})", code="row")
     return TableError(f"{message} (SQLSTATE {state})", code="sql")

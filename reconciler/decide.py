@@ -86,9 +86,7 @@ def judged_stamp(job: Job, policy: Policy, lease_sec: int) -> Judged:
     return Judged(Kind.LEASE, lease)
 
 
-def decide(
-    job: Job, rulebook: Rulebook, policy: Policy, *, attempt_ceiling: int = INT_MAX
-) -> Decision:
+def decide(job: Job, rulebook: Rulebook, policy: Policy, *, attempt_ceiling: int = INT_MAX) -> Decision:
     """Judge one job. No clock, no database, no cluster."""
     lease_sec = stage_lease_sec(policy.sla, job.stage, job.expected_duration_ms)
     stamp = judged_stamp(job, policy, lease_sec)
@@ -105,7 +103,14 @@ def decide(
         and stamp.age - stamp.allow_sec > rule.other_beat_age + 2 * policy.heartbeat_sec
     )
     verdict = Verdict.DROPPED if dropped else rule.verdict
-    if not _may_act(job, stamp, rule, verdict, rulebook.grace_sec, mercy_sec(policy.liveness, lease_sec)):
+    if not _may_act(
+        job,
+        stamp,
+        rule,
+        verdict=verdict,
+        grace_sec=rulebook.grace_sec,
+        mercy=mercy_sec(policy.liveness, lease_sec),
+    ):
         return Decision(Outcome.DEFERRED if stamp.expired else Outcome.LIVE)
 
     reason = _reason(stamp, rule, dropped=dropped)
@@ -146,7 +151,7 @@ def _rule_for(job: Job, rulebook: Rulebook) -> Rule | None:
 
 
 def _may_act(
-    job: Job, stamp: Judged, rule: Rule, verdict: Verdict, grace_sec: float, mercy: float
+    job: Job, stamp: Judged, rule: Rule, *, verdict: Verdict, grace_sec: float, mercy: float
 ) -> bool:
     if rule.mode is Mode.NOW and _silent(job, rule):
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 
@@ -36,7 +36,7 @@ from reconciler.sql import query
 __all__ = ["DEFAULT_TABLES", "Heartbeats", "MigrationReport", "Patience", "migrate"]
 
 DEFAULT_TABLES = (TableSpec("jobs", "jobs"), TableSpec("asr_jobs", "asr_jobs"))
-T = TypeVar("T")
+_NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,11 @@ class _Run:
         applied: dict[str, str] = {}
         while True:
             same_backend(self._conn, self._server.pid)
-            catalog, plan = self._look()
+            try:
+                catalog, plan = self._look()
+            except _NOT_NOW as error:
+                self._retries.pause(self._conn, "read the catalogue", error)
+                continue
             _refuse(plan)
             first = first or plan
             self._bookkeeping = qualified(catalog.bookkeeping.schema, catalog.bookkeeping.name)
@@ -130,7 +134,7 @@ class _Run:
                 )
             try:
                 self._run(step)
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            except _NOT_NOW as error:
                 # Look again before the next try: CONCURRENTLY may have left an invalid index behind.
                 self._retries.pause(self._conn, step.title, error)
             else:
@@ -162,7 +166,7 @@ class _Run:
                 )
         try:
             self._attempt(step)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+        except _NOT_NOW:
             raise
         except psycopg.Error as error:
             if self._conn.closed or self._conn.broken:
@@ -179,7 +183,11 @@ class _Run:
     def _attempt(self, step: Step) -> None:
         if step.concurrent:
             self._limit("SET lock_timeout = {}", self._patience.concurrent_timeout_ms)
-            self._conn.execute(step.sql.encode())
+            try:
+                self._conn.execute(step.sql.encode())
+            finally:
+                if not self._conn.broken:
+                    self._limit("SET lock_timeout = {}", self._patience.lock_timeout_ms)
             return
         with self._conn.transaction():
             self._limit("SET LOCAL lock_timeout = {}", self._patience.lock_timeout_ms)

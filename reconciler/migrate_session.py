@@ -64,6 +64,7 @@ def session(dsn: str | None, *, read_only: bool) -> Iterator[tuple[Connection, S
             if not read_only:
                 _refuse_pooler(conn, server, url)
             conn.execute("SET statement_timeout = 0")
+            conn.execute("SET lock_timeout = '5s'")  # even reading the catalogue may meet a lock
             conn.execute("SET idle_in_transaction_session_timeout = '60s'")
             if read_only:
                 conn.execute("SET default_transaction_read_only = on")

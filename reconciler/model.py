@@ -273,7 +273,7 @@ class Survey:
     def candidates(self) -> int:
         return self.expired + self.stale + self.far
 
-    def of(self, scan: Scan) -> int:
+    def count(self, scan: Scan) -> int:
         return {Scan.EXPIRED: self.expired, Scan.STALE: self.stale, Scan.FAR: self.far}[scan]
 
 
@@ -294,9 +294,18 @@ class PageRequest:
     limit: int
     after: tuple[str | None, str] | None = None
     cap: int | None = None
-    detail: int = 0
+    only: str | None = None
+    detailed: bool = True
     deferred_detail: int = 0
     dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextRow:
+    """Where a scan stands, by key, and the row that stands there."""
+
+    key: tuple[str | None, str]
+    id: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +336,7 @@ class Group:
     stage: str | None
     bucket: int | None
     n: int
-    overdue_sum: float | None
+    overdue_sum: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,16 +351,16 @@ class HolderGroup:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one batch did."""
+    """What one batch did. Either every changed job is in `changes`, or `holders` sums them up."""
 
     rows: int
     last_key: tuple[str | None, str] | None
-    details: tuple[Change, ...]
-    groups: tuple[Group, ...]
-    holders: tuple[HolderGroup, ...]
     judged: Mapping[str, int]
     deferred: tuple[object, ...]
     fresh: bool
+    changes: tuple[Change, ...]
+    groups: tuple[Group, ...]
+    holders: tuple[HolderGroup, ...]
 
     @property
     def changed(self) -> int:

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reconciler.model import Fleet, Page, PageRequest, Rulebook, Survey, TableSpec
+from reconciler.model import (
+    Fleet,
+    NextRow,
+    Page,
+    PageRequest,
+    Poison,
+    Rulebook,
+    Survey,
+    TableReport,
+    TableSpec,
+)
 
 
 class JobStore(Protocol):
@@ -25,6 +35,10 @@ class JobStore(Protocol):
         """How many rows are being processed at all: the whole that a share needs."""
         ...
 
+    def holders(self, *, limit: int) -> Sequence[str]:
+        """The distinct holders of rows that ask for attention, those waiting longest first."""
+        ...
+
     def fleet(self, *, enough: int, silent_sec: float) -> Fleet:
         """Some holders, and whether any of them has beaten lately."""
         ...
@@ -33,8 +47,8 @@ class JobStore(Protocol):
         """Judge and change one batch in one short transaction; raises RowError when a row refuses."""
         ...
 
-    def peek(self, request: PageRequest) -> tuple[tuple[str | None, str], object] | None:
-        """The key and id of the next row of a scan, without judging it."""
+    def peek(self, request: PageRequest) -> NextRow | None:
+        """The next row of a scan that nobody else holds, without judging it."""
         ...
 
 
@@ -47,5 +61,17 @@ class Cluster(Protocol):
 class NullCluster:
     """No second witness: every holder is UNKNOWN and the lease alone decides."""
 
-    def rulebook(self, holders: Callable[[], Sequence[str]]) -> Rulebook:  # noqa: ARG002 - nobody is asked
+    def rulebook(self, holders: Callable[[], Sequence[str]]) -> Rulebook:
         return Rulebook()
+
+
+class Recorder(Protocol):
+    """Where a pass tells what it did: log lines, metrics, totals."""
+
+    def page(self, table: str, page: Page, *, dry_run: bool) -> None: ...
+
+    def poisoned(self, table: str, poison: Poison) -> None: ...
+
+    def crashed(self, table: str, error: Exception) -> None: ...
+
+    def table(self, report: TableReport, *, dry_run: bool) -> None: ...

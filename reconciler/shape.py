@@ -98,9 +98,7 @@ def type_name(name: str) -> sql.SQL:
     return trusted(name)
 
 
-def _columns(
-    conn: Connection, schema: str | None, table: str, name: str, key: str
-) -> dict[str, Column]:
+def _columns(conn: Connection, schema: str | None, table: str, name: str, key: str) -> dict[str, Column]:
     regclass = qualified(schema, table).as_string(conn)
     rows = conn.execute(query("describe", "columns"), {"table": regclass}).fetchall()
     if not rows:
@@ -137,9 +135,11 @@ def _check_types(spec: TableSpec, columns: dict[str, Column]) -> None:
         if role in columns and columns[role].base not in COUNTERS:
             allowed = _list(list(COUNTERS))
             wrong.append(f"{columns[role].name} is {columns[role].type}, expected one of {allowed}")
-    for role in ("fail_code", "fail_reason", "locked_by"):
-        if columns[role].base not in ("text", "character varying"):
-            wrong.append(f"{columns[role].name} is {columns[role].type}, expected text")
+    wrong += [
+        f"{columns[role].name} is {columns[role].type}, expected text"
+        for role in ("fail_code", "fail_reason", "locked_by")
+        if columns[role].base not in ("text", "character varying")
+    ]
     if wrong:
         raise TableError(f"table {table}: " + "; ".join(wrong), code="wrong_type")
 

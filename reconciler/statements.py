@@ -19,7 +19,7 @@ from reconciler.backoff import JITTER, ladder
 from reconciler.model import UNKNOWN_RULE, Policy, Rule, Rulebook, Scan
 from reconciler.shape import TableShape, qualified, type_name
 from reconciler.sla import FAR_AHEAD_SEC, MAX_LEASE_SEC, UNSTAMPED_START_SEC
-from reconciler.sql import query, trusted
+from reconciler.sql import escaped, query, trusted
 
 EVIDENCE_SEC = 120
 """A statement acts only within this long of its evidence (LIVENESS.md, order of work, 5)."""
@@ -37,41 +37,63 @@ class Statements:
         self._predicates = _predicates(self._names)
         self.survey = query("reap", "survey").format(**self._names, **self._predicates)
         self.processing_count = query("reap", "processing_count").format(**self._names)
+        self.holders = query("reap", "holders").format(**self._names, **self._predicates)
         self.fleet = query("reap", "fleet").format(**self._names)
 
-    def reap(self, scan: Scan, *, resume: bool, dry_run: bool) -> sql.Composed:
+    def reap(
+        self,
+        scan: Scan,
+        *,
+        resume: bool = False,
+        only: bool = False,
+        per_holder: bool = True,
+        detailed: bool = True,
+        dry_run: bool = False,
+    ) -> sql.Composed:
         """The batch statement. `resume` continues after the last key; a dry run neither locks nor writes."""
         names = self._names
-        touched = query("reap", "would_touch" if dry_run else "touched").format(**names)
-        written = sql.SQL("") if dry_run else query("reap", "written").format(**names)
-        lock = sql.SQL("" if dry_run else "FOR UPDATE SKIP LOCKED")
-        page = self._page(scan, resume=resume)
-        return query("reap", "reap").format(**names, **page, touched=touched, written=written, lock=lock)
+        return query("reap", "reap").format(
+            **names,
+            **self._page(scan, resume=resume, only=only),
+            lock=sql.SQL("" if dry_run else "FOR UPDATE SKIP LOCKED"),
+            rule=query("reap", "rule_per_holder" if per_holder else "rule_for_all").format(),
+            touched=query("reap", "would_touch" if dry_run else "touched").format(**names),
+            told=query("reap", "told_each" if detailed else "told_groups").format(**names),
+        )
 
     def peek(self, scan: Scan, *, resume: bool) -> sql.Composed:
         """The statement that reads the next row's key without judging it."""
         return query("reap", "peek").format(**self._names, **self._page(scan, resume=resume, raw=True))
 
-    def _page(self, scan: Scan, *, resume: bool, raw: bool = False) -> dict[str, sql.Composable]:
+    def _page(
+        self, scan: Scan, *, resume: bool, only: bool = False, raw: bool = False
+    ) -> dict[str, sql.Composable]:
         names = self._names
         which = self._predicates[f"is_{scan}"]
+        if only:
+            which = sql.SQL("{which} AND {id} = %(only_id)s::{id_type}").format(which=which, **names)
         lease = names["lease"] if raw else sql.SQL("lease")
         row_id = names["id"] if raw else sql.SQL("id")
         if scan is Scan.STALE:  # the lease is NULL in all of them: the id alone orders
-            after = sql.SQL("AND {id} > %(after_id)s::{id_type}").format(**names)
+            edge: sql.Composable = sql.SQL("")
+            after = sql.SQL("AND {id} > %(after_id)s::{id_type}" if resume else "").format(**names)
             order = sql.SQL("{id}").format(**names)
             last_key = sql.SQL("NULL, {id}::text").format(id=row_id)
             last_order = sql.SQL("id DESC")
         else:
             after = sql.SQL(
                 "AND ({lease}, {id}) > (%(after_lease)s::timestamptz, %(after_id)s::{id_type})"
+                if resume
+                else ""
             ).format(**names)
+            edge = query("reap", "edge").format(**names, which=which, after=after)
             order = sql.SQL("{lease}, {id}").format(**names)
             last_key = sql.SQL("{lease}, {id}::text").format(lease=lease, id=row_id)
             last_order = sql.SQL("lease DESC, id DESC")
         return {
             "which": which,
-            "after": after if resume else sql.SQL(""),
+            "after": after,
+            "edge": edge,
             "order": order,
             "last_key": last_key,
             "last_order": last_order,
@@ -99,6 +121,11 @@ def policy_parameters(policy: Policy, shape: TableShape) -> dict[str, Any]:
     }
 
 
+def asks_holders(rulebook: Rulebook) -> bool:
+    """Whether the rule differs between holders at all; if not, the statement spares itself the look-up."""
+    return bool(rulebook.holders) or rulebook.default != UNKNOWN_RULE
+
+
 def rule_parameters(rulebook: Rulebook) -> dict[str, Any]:
     """The holders' rules, looked up by the statement with `rules -> locked_by`."""
     hold = rulebook.grace_sec == float("inf")
@@ -115,9 +142,9 @@ def _rule(rule: Rule) -> Mapping[str, Any]:
     return {key: value for key, value in asdict(rule).items() if value is not None}
 
 
-def _names(shape: TableShape) -> dict[str, sql.Composable]:
+def _names(shape: TableShape) -> Mapping[str, sql.Composable]:
     spec, columns = shape.spec, shape.spec.columns
-    return {
+    names: dict[str, sql.Composable] = {
         "table": qualified(spec.schema, spec.table),
         "name": sql.Literal(spec.name),
         "id": sql.Identifier(columns.id),
@@ -148,6 +175,7 @@ def _names(shape: TableShape) -> dict[str, sql.Composable]:
         "event_job_id_type": type_name(shape.job_id_type),
         "event_data_type": type_name(shape.data_type),
     }
+    return {role: escaped(part) for role, part in names.items()} | {"event": query("reap", "event")}
 
 
 def _predicates(names: Mapping[str, sql.Composable]) -> dict[str, sql.Composable]:
@@ -160,8 +188,7 @@ def _predicates(names: Mapping[str, sql.Composable]) -> dict[str, sql.Composable
     texts = {
         # A row whose lease is an earlier run's is judged by its beat; while that is fresh it is healthy.
         "is_expired": "{lease} < " + as_of + f" AND NOT ({earlier_run} AND {sign} >= {as_of} - {timeout})",
-        "is_far": far
-        + f" AND {sign} < {as_of} - make_interval(secs => %(default_lease_sec)s)",
+        "is_far": far + f" AND {sign} < {as_of} - make_interval(secs => %(default_lease_sec)s)",
         "is_stale": "{lease} IS NULL AND " + f"{sign} < {as_of} - {timeout}",
         "is_unstamped": "{lease} IS NULL AND " + f"{sign} IS NULL",
         "is_far_unstamped": far + f" AND {sign} IS NULL",

@@ -1,8 +1,9 @@
-"""PgStore: one job table in Postgres, behind the JobStore port. Runs named statements, turns rows into values."""
+"""PgStore: one job table behind the JobStore port. Runs named statements, turns rows into values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from psycopg import sql
@@ -13,6 +14,7 @@ from reconciler.model import (
     Fleet,
     Group,
     HolderGroup,
+    NextRow,
     Page,
     PageRequest,
     Policy,
@@ -21,7 +23,13 @@ from reconciler.model import (
     TableSpec,
 )
 from reconciler.shape import TableShape
-from reconciler.statements import Statements, policy_parameters, rule_parameters
+from reconciler.statements import (
+    RECOVERY_BUCKETS_SEC,
+    Statements,
+    asks_holders,
+    policy_parameters,
+    rule_parameters,
+)
 
 Counted = Callable[[Connection, str, Mapping[str, int]], None]
 """Adds a batch's counters inside the batch's transaction (state.py)."""
@@ -55,13 +63,24 @@ class PgStore:
         count: int = self._one(self._statements.processing_count, {})[0]
         return count
 
+    def holders(self, *, limit: int) -> Sequence[str]:
+        statement = self._statements.holders
+        parameters = {**self._parameters, "as_of": None, "limit": limit}
+        rows = self._database.run(lambda conn: conn.execute(statement, parameters).fetchall())
+        return [row[0] for row in rows]
+
     def fleet(self, *, enough: int, silent_sec: float) -> Fleet:
         holders, fresh = self._one(self._statements.fleet, {"enough": enough, "silent_sec": silent_sec})
         return Fleet(frozenset(holders), fresh)
 
     def reap(self, request: PageRequest, rulebook: Rulebook) -> Page:
         statement = self._statements.reap(
-            request.scan, resume=request.after is not None, dry_run=request.dry_run
+            request.scan,
+            resume=request.after is not None,
+            only=request.only is not None,
+            per_holder=asks_holders(rulebook),
+            detailed=request.detailed,
+            dry_run=request.dry_run,
         )
         parameters = self._request_parameters(request) | rule_parameters(rulebook)
 
@@ -75,11 +94,11 @@ class PgStore:
 
         return self._database.run(work)
 
-    def peek(self, request: PageRequest) -> tuple[tuple[str | None, str], object] | None:
+    def peek(self, request: PageRequest) -> NextRow | None:
         statement = self._statements.peek(request.scan, resume=request.after is not None)
         parameters = self._request_parameters(request)
         row = self._database.run(lambda conn: conn.execute(statement, parameters).fetchone())
-        return None if row is None else ((row[0][0], row[0][1]), row[1])
+        return None if row is None else NextRow(key=(row[0][0], row[0][1]), id=row[1])
 
     def _request_parameters(self, request: PageRequest) -> dict[str, Any]:
         after_lease, after_id = request.after or (None, None)
@@ -89,8 +108,8 @@ class PgStore:
             "limit": request.limit,
             "after_lease": after_lease,
             "after_id": after_id,
+            "only_id": request.only,
             "cap": request.cap,
-            "detail": request.detail,
             "deferred_detail": request.deferred_detail,
         }
 
@@ -101,17 +120,41 @@ class PgStore:
 
 
 def _page(row: tuple[Any, ...]) -> Page:
-    rows, last_key, details, groups, holders, judged, deferred, fresh = row
+    rows, last_key, judged, deferred, fresh, each, grouped = row
+    changes = tuple(Change(*fields) for fields in each or ())
+    groups, holders = _from_sql(grouped or []) if each is None else (_from_changes(changes), ())
     return Page(
         rows=rows,
         last_key=None if last_key is None else (last_key[0], last_key[1]),
-        details=tuple(Change(**detail) for detail in details),
-        groups=tuple(Group(**group) for group in groups),
-        holders=tuple(HolderGroup(**group) for group in holders),
-        judged=judged,
-        deferred=tuple(deferred),
+        judged=judged or {},
+        deferred=tuple(deferred or ()),
         fresh=fresh,
+        changes=changes,
+        groups=groups,
+        holders=holders,
     )
+
+
+def _from_changes(changes: tuple[Change, ...]) -> tuple[Group, ...]:
+    sums: dict[tuple[str, str, str | None, int | None], tuple[int, float]] = {}
+    for change in changes:
+        late = change.overdue_sec
+        bucket = None if late is None else bisect_right(RECOVERY_BUCKETS_SEC, late)
+        key = (change.outcome, change.reason, change.stage, bucket)
+        n, total = sums.get(key, (0, 0.0))
+        sums[key] = (n + 1, total + (late or 0.0))
+    return tuple(Group(*key, n, total) for key, (n, total) in sums.items())
+
+
+def _from_sql(rows: list[list[Any]]) -> tuple[tuple[Group, ...], tuple[HolderGroup, ...]]:
+    """Two groupings come in one list: the one by holder has no overdue bucket of its own."""
+    groups, holders = [], []
+    for outcome, reason, stage, bucket, locked_by, n, total, by_holder in rows:
+        if by_holder:
+            holders.append(HolderGroup(outcome, reason, locked_by, n))
+        else:
+            groups.append(Group(outcome, reason, stage, bucket, n, total or 0.0))
+    return tuple(groups), tuple(holders)
 
 
 def _counters(page: Page) -> dict[str, int]:

@@ -33,6 +33,11 @@ def trusted(text: str) -> sql.SQL:
     return sql.SQL(text)  # type: ignore[arg-type]  # the driver wants a literal; the docstring is the proof
 
 
+def escaped(part: sql.Composable) -> sql.SQL:
+    """A quoted name whose own percent signs are not read as placeholders: psycopg quotes, but leaves those."""
+    return trusted(part.as_string(None).replace("%", "%%"))
+
+
 def _strip(body: str) -> str:
     lines = (line.split("--", 1)[0].rstrip() for line in body.splitlines())
     return "\n".join(line for line in lines if line).rstrip(";")

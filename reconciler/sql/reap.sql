@@ -30,6 +30,22 @@ FROM (
 -- Only asked when brake.maxExpiredShare is set: the share needs a whole.
 SELECT count(*) FROM {table} WHERE {status} = {processing}
 
+-- name: holders
+-- Who must be asked about. Those waiting longest come first: what does not fit is judged in the next pass.
+SELECT holder FROM (
+    SELECT {locked_by}::text AS holder, min({lease}) AS since FROM {table}
+    WHERE {status} = {processing} AND {is_expired} AND {locked_by} IS NOT NULL GROUP BY 1
+    UNION ALL
+    SELECT {locked_by}::text, min({lease}) FROM {table}
+    WHERE {status} = {processing} AND {is_far} AND {locked_by} IS NOT NULL GROUP BY 1
+    UNION ALL
+    SELECT {locked_by}::text, min(coalesce({beat}, {start})) FROM {table}
+    WHERE {status} = {processing} AND {is_stale} AND {locked_by} IS NOT NULL GROUP BY 1
+) AS waiting
+GROUP BY holder
+ORDER BY min(since)
+LIMIT %(limit)s
+
 -- name: fleet
 -- Only asked when brake.outageGraceSec is set: a few holders are enough to call it a fleet, one fresh
 -- beat is enough to know that beats still arrive.
@@ -45,158 +61,183 @@ SELECT
 -- looked up only for the rows of this page (under the LIMIT they would be looked up for all rows); the row
 -- is judged as it is now, under our lock; what changes and its event are one statement, so that a crash
 -- cannot part them. No row back means the job moved on by itself: good news.
+--
+-- Each LATERAL step names what the next one needs; OFFSET 0 keeps the planner from folding the steps into
+-- one another, which would evaluate every expression many times over.
 WITH page AS MATERIALIZED (
     SELECT
         ctid AS row_ctid, tableoid AS row_table, {id} AS id, {locked_by}::text AS locked_by, {lease} AS lease,
         {beat} AS beat, {start} AS start, {due} AS due, {attempt}::bigint AS attempt,
         {refunded}::bigint AS refunded, {max_attempts}::bigint AS max_attempts, {stage}::text AS stage,
-        {expected_ms}::numeric AS expected_ms
+        {expected_ms} AS expected_ms
     FROM {table}
-    WHERE {status} = {processing} AND {which} {after}
+    WHERE {status} = {processing} AND {which} {after} {edge}
       -- Evidence grows old: a reaper that was paused since it asked acts on nothing.
       AND statement_timestamp() < %(as_of)s::timestamptz + make_interval(secs => %(evidence_sec)s)
     ORDER BY {order}
     LIMIT %(limit)s
     {lock}
-), sized AS MATERIALIZED (
-    SELECT
-        page.*,
-        -- Exact arithmetic, as in sla.py: a lease must not differ by a second between worker and reaper.
-        least(
-            greatest(%(default_lease_sec)s::numeric,
-                     ceil(expected_ms * (%(factors)s::jsonb ->> stage)::numeric * 0.001)),
-            %(max_lease_sec)s::numeric
-        )::float8 AS lease_sec,
-        nullif(beat, 'infinity') AS seen,
-        nullif(start, 'infinity') AS began,
-        CASE WHEN locked_by IS NULL THEN %(unknown_rule)s::jsonb
-             ELSE coalesce(%(rules)s::jsonb -> locked_by, %(default_rule)s::jsonb) END AS rule
-    FROM page
-), stamped AS MATERIALIZED (
-    SELECT
-        sized.*,
-        CASE
-            -- A lease that ended before this run began belongs to an earlier run.
-            WHEN lease IS NULL OR lease < began
-                THEN CASE WHEN seen IS NOT NULL THEN 'beat' WHEN began IS NOT NULL THEN 'start' ELSE 'none' END
-            WHEN lease > statement_timestamp() + make_interval(secs => greatest(2 * lease_sec, %(far_sec)s))
-                THEN CASE WHEN coalesce(seen, began) IS NOT NULL THEN 'far' ELSE 'none' END
-            ELSE 'lease'
-        END AS kind,
-        least(lease_sec * %(defer_factor)s, %(defer_max_sec)s) AS mercy_sec,
-        -- An earlier process of the same name claimed this row: only the name is alive.
-        coalesce(start < %(as_of)s::timestamptz
-                 - make_interval(secs => (rule ->> 'claimed_before_age')::float8), false) AS predecessor
-    FROM sized
-), measured AS MATERIALIZED (
-    SELECT
-        stamped.*,
-        CASE kind WHEN 'lease' THEN lease WHEN 'far' THEN coalesce(seen, began)
-                  WHEN 'beat' THEN seen WHEN 'start' THEN began END AS mark,
-        CASE kind WHEN 'lease' THEN 0 WHEN 'far' THEN lease_sec ELSE %(lease_timeout_sec)s END AS allow_sec,
-        CASE kind WHEN 'lease' THEN 0 WHEN 'far' THEN lease_sec WHEN 'beat' THEN %(lease_timeout_sec)s
-                  ELSE greatest(%(start_stale_sec)s, %(lease_timeout_sec)s, lease_sec) END AS need_sec,
-        kind IN ('beat', 'start') AS uncounted,
-        CASE WHEN predecessor THEN 'DEAD_INFERRED' ELSE rule ->> 'verdict' END AS verdict,
-        CASE WHEN predecessor THEN 'expired' ELSE rule ->> 'mode' END AS mode,
-        coalesce(attempt, 0) + (kind IN ('beat', 'start'))::int - coalesce(refunded, 0) AS counted,
-        coalesce(max_attempts, %(max_attempts)s) AS attempts_allowed
-    FROM stamped
-), weighed AS MATERIALIZED (
-    SELECT
-        measured.*,
-        mark < statement_timestamp() - make_interval(secs => need_sec) AS expired,
-        verdict LIKE 'DEAD%%' AS dead,
-        -- The same identity went on beating other jobs long after this one ran out.
-        coalesce(verdict = 'ALIVE' AND mark < statement_timestamp() - make_interval(secs => need_sec)
-            AND mark < %(as_of)s::timestamptz - make_interval(secs =>
-                allow_sec + (rule ->> 'other_beat_age')::float8 + %(dropped_after_sec)s), false) AS forgotten,
-        counted >= attempts_allowed OR attempts_allowed <= 0 AS exhausted
-    FROM measured
 ), judged AS MATERIALIZED (
     SELECT
-        weighed.*,
-        CASE
-            WHEN kind = 'none' THEN 'unleased'
-            WHEN rule IS NULL THEN 'no_rule'
-            WHEN mode = 'now' AND (rule ->> 'min_silence_sec' IS NULL OR beat IS NULL OR beat
-                < statement_timestamp() - make_interval(secs => (rule ->> 'min_silence_sec')::float8))
-                THEN CASE WHEN exhausted THEN 'failed' WHEN due > statement_timestamp() THEN 'not_due'
-                          ELSE 'requeued' END
-            WHEN NOT expired THEN 'live'
-            WHEN NOT dead AND %(hold)s THEN 'deferred'
-            WHEN patience.sec > 0
-                AND NOT mark < statement_timestamp() - make_interval(secs => allow_sec + patience.sec)
-                THEN 'deferred'
-            WHEN exhausted THEN 'failed'
-            WHEN due > statement_timestamp() THEN 'not_due'
-            ELSE 'requeued'
-        END AS outcome,
-        CASE
-            WHEN NOT expired THEN 'pod_dead'
-            WHEN forgotten THEN 'dropped'
-            WHEN mode = 'capped' THEN 'defer_cap'
-            WHEN uncounted THEN 'stale'
-            ELSE 'lease_expired'
-        END AS reason,
-        -- random() in a materialized step: the row's clock, its event and our log agree on one delay.
-        round(((%(ladder)s::float8[])[least(greatest(counted, 1), array_length(%(ladder)s::float8[], 1))]
-               * (1 + random() * %(jitter)s))::numeric, 3)::float8 AS delay_sec,
-        CASE WHEN expired AND isfinite(mark)
-             THEN extract(epoch FROM statement_timestamp() - mark)::float8 - allow_sec END AS overdue_sec
-    FROM weighed
+        page.*, stamp.uncounted, fate.*, e.expired,
+        CASE WHEN e.forgotten THEN 'DROPPED' ELSE r.verdict END AS verdict, r.pod,
+        e.attempts_allowed,
+        CASE WHEN e.expired AND isfinite(stamp.mark)
+             THEN extract(epoch FROM statement_timestamp() - stamp.mark)::float8 - e.allow_sec END AS overdue_sec,
+        -- Rounded once here: the row's clock, its event and our log agree on one delay.
+        CASE WHEN fate.outcome = 'requeued' THEN trunc(1000 * (1 + random() * %(jitter)s)
+            * (%(ladder)s::float8[])[least(greatest(e.counted, 1), array_length(%(ladder)s::float8[], 1))]
+        ) / 1000 END AS backoff_sec
+    FROM page
+    -- Exact arithmetic, as in sla.py: a lease must not differ by a second between worker and reaper.
     CROSS JOIN LATERAL (
-        SELECT greatest(CASE WHEN mode = 'capped' AND NOT forgotten THEN mercy_sec ELSE 0 END,
-                        CASE WHEN dead THEN 0 ELSE %(grace_sec)s END) AS sec
-    ) AS patience
+        SELECT CASE WHEN expected_ms IS NULL THEN %(default_lease_sec)s ELSE
+            least(greatest(%(default_lease_sec)s::numeric,
+                           ceil(expected_ms * (%(factors)s::jsonb ->> stage)::numeric * 0.001)),
+                  %(max_lease_sec)s::numeric)::float8 END AS lease_sec
+        OFFSET 0
+    ) AS l
+    -- The holder's rule. No rule at all (NULL verdict) leaves the row for the next pass.
+    CROSS JOIN LATERAL ({rule} OFFSET 0) AS r
+    -- The stamp that decides (SPEC.md decision 2).
+    CROSS JOIN LATERAL (
+        SELECT
+            CASE
+                -- A lease that ended before this run began belongs to an earlier run.
+                WHEN lease IS NULL OR lease < nullif(start, 'infinity') THEN
+                    CASE WHEN beat <> 'infinity' THEN 'beat' WHEN start <> 'infinity' THEN 'start' ELSE 'none' END
+                WHEN lease > statement_timestamp() + make_interval(secs => greatest(2 * l.lease_sec, %(far_sec)s))
+                    THEN CASE WHEN beat <> 'infinity' OR start <> 'infinity' THEN 'far' ELSE 'none' END
+                ELSE 'lease'
+            END AS kind
+        OFFSET 0
+    ) AS k
+    CROSS JOIN LATERAL (
+        SELECT
+            CASE WHEN k.kind = 'lease' THEN lease
+                 ELSE coalesce(nullif(beat, 'infinity'), nullif(start, 'infinity')) END AS mark,
+            k.kind IN ('beat', 'start') AS uncounted
+        OFFSET 0
+    ) AS stamp
+    CROSS JOIN LATERAL (
+        SELECT
+            stamp.mark < statement_timestamp() - make_interval(secs => CASE k.kind
+                WHEN 'lease' THEN 0 WHEN 'far' THEN l.lease_sec WHEN 'beat' THEN %(lease_timeout_sec)s
+                ELSE greatest(%(start_stale_sec)s, %(lease_timeout_sec)s, l.lease_sec) END) AS expired,
+            a.allow_sec,
+            -- The same identity went on beating other jobs long after this one ran out.
+            coalesce(r.verdict = 'ALIVE' AND stamp.mark < %(as_of)s::timestamptz - make_interval(secs =>
+                a.allow_sec + r.other_beat_age + %(dropped_after_sec)s), false) AS forgotten,
+            c.counted, c.attempts_allowed,
+            c.counted >= c.attempts_allowed OR c.attempts_allowed <= 0 AS exhausted
+        FROM (SELECT CASE k.kind WHEN 'lease' THEN 0 WHEN 'far' THEN l.lease_sec
+                                 ELSE %(lease_timeout_sec)s END AS allow_sec) AS a,
+             (SELECT coalesce(attempt, 0) + stamp.uncounted::int - coalesce(refunded, 0) AS counted,
+                     coalesce(max_attempts, %(max_attempts)s) AS attempts_allowed) AS c
+        OFFSET 0
+    ) AS e
+    CROSS JOIN LATERAL (
+        SELECT
+            CASE
+                WHEN k.kind = 'none' THEN 'unleased'
+                WHEN r.verdict IS NULL THEN 'no_rule'
+                WHEN NOT (
+                    CASE WHEN r.mode = 'now' AND (r.min_silence_sec IS NULL OR beat IS NULL OR beat
+                        < statement_timestamp() - make_interval(secs => r.min_silence_sec)) THEN true
+                    ELSE e.expired
+                        AND (r.dead OR NOT %(hold)s)
+                        AND (p.patience_sec = 0 OR stamp.mark
+                             < statement_timestamp() - make_interval(secs => e.allow_sec + p.patience_sec))
+                    END
+                ) THEN CASE WHEN e.expired THEN 'deferred' ELSE 'live' END
+                WHEN e.exhausted THEN 'failed'
+                WHEN due > statement_timestamp() THEN 'not_due'
+                ELSE 'requeued'
+            END AS outcome,
+            CASE
+                WHEN NOT e.expired THEN 'pod_dead'
+                WHEN e.forgotten THEN 'dropped'
+                WHEN r.mode = 'capped' THEN 'defer_cap'
+                WHEN stamp.uncounted THEN 'stale'
+                ELSE 'lease_expired'
+            END AS reason
+        FROM (SELECT greatest(
+                CASE WHEN r.mode = 'capped' AND NOT e.forgotten
+                     THEN least(l.lease_sec * %(defer_factor)s, %(defer_max_sec)s) ELSE 0 END,
+                CASE WHEN r.dead THEN 0 ELSE %(grace_sec)s END) AS patience_sec) AS p
+        OFFSET 0
+    ) AS fate
 ), worded AS (
     SELECT
         judged.*,
-        CASE WHEN forgotten THEN 'DROPPED' ELSE verdict END AS verdict_word,
-        CASE WHEN outcome = 'requeued' THEN delay_sec END AS backoff_sec,
-        CASE
-            WHEN outcome = 'failed' AND NOT expired THEN 'worker_lost'
-            WHEN outcome = 'failed' AND uncounted THEN 'RETRIES_EXHAUSTED'
-            WHEN outcome = 'failed' THEN 'timeout'
-        END AS fail_code_word,
-        CASE
-            WHEN outcome = 'failed' AND NOT expired THEN 'pod_dead'
-            WHEN outcome = 'failed' AND uncounted THEN 'heartbeat_stale'
-            WHEN outcome = 'failed' THEN 'lease_expired'
-        END AS fail_reason_word,
-        CASE
-            WHEN outcome = 'failed' AND NOT expired THEN 'reaper:failed(worker_lost)'
-            WHEN outcome = 'failed' AND uncounted THEN 'reaper:failed(retries_exhausted)'
-            WHEN outcome = 'failed' THEN 'reaper:failed(timeout)'
-            WHEN uncounted AND expired THEN 'requeued:stale'
-            ELSE 'reaper:requeued'
-        END AS event
+        CASE WHEN outcome = 'failed' THEN
+            CASE WHEN NOT expired THEN 'worker_lost' WHEN uncounted THEN 'RETRIES_EXHAUSTED' ELSE 'timeout' END
+        END AS fail_code,
+        CASE WHEN outcome = 'failed' THEN
+            CASE WHEN NOT expired THEN 'pod_dead' WHEN uncounted THEN 'heartbeat_stale' ELSE 'lease_expired' END
+        END AS fail_reason
     FROM judged
     WHERE outcome IN ('requeued', 'failed')
     LIMIT %(cap)s::bigint
 ), {touched}
-changed AS MATERIALIZED (SELECT touched.*, row_number() OVER () AS line FROM touched)
-{written}
 SELECT
-    (SELECT count(*) FROM page) AS page_rows,
-    (SELECT jsonb_build_array({last_key}) FROM page ORDER BY {last_order} LIMIT 1) AS last_key,
-    (SELECT coalesce(jsonb_agg(to_jsonb(d)), '[]') FROM (
-        SELECT id, outcome, reason, event, verdict_word AS verdict, locked_by, stage, attempt,
-               attempts_allowed AS max_attempts, backoff_sec, fail_code_word AS fail_code,
-               overdue_sec, rule -> 'pod' AS pod
-        FROM changed WHERE line <= %(detail)s) AS d) AS details,
-    (SELECT coalesce(jsonb_agg(to_jsonb(g)), '[]') FROM (
-        SELECT outcome, reason, stage, width_bucket(overdue_sec, %(buckets)s::float8[]) AS bucket,
-               count(*) AS n, sum(overdue_sec) AS overdue_sum
-        FROM changed GROUP BY 1, 2, 3, 4) AS g) AS groups,
-    (SELECT coalesce(jsonb_agg(to_jsonb(h)), '[]') FROM (
-        SELECT outcome, reason, locked_by, count(*) AS n
-        FROM changed WHERE line > %(detail)s GROUP BY 1, 2, 3) AS h) AS holders,
-    (SELECT coalesce(jsonb_object_agg(outcome, n), '{{}}') FROM (
-        SELECT outcome, count(*) AS n FROM judged GROUP BY 1) AS o) AS judged,
-    (SELECT coalesce(jsonb_agg(id), '[]') FROM (
-        SELECT id FROM judged WHERE outcome = 'deferred' LIMIT %(deferred_detail)s) AS s) AS deferred,
-    statement_timestamp() < %(as_of)s::timestamptz + make_interval(secs => %(evidence_sec)s) AS fresh
+    (SELECT count(*) FROM page),
+    (SELECT jsonb_build_array({last_key}) FROM page ORDER BY {last_order} LIMIT 1),
+    (SELECT jsonb_object_agg(outcome, n) FROM (
+        SELECT outcome, count(*) AS n FROM judged GROUP BY 1) AS o),
+    (SELECT jsonb_agg(id) FROM (
+        SELECT id FROM judged WHERE outcome = 'deferred' LIMIT %(deferred_detail)s) AS s),
+    statement_timestamp() < %(as_of)s::timestamptz + make_interval(secs => %(evidence_sec)s),
+    {told}
+
+-- name: told_each
+-- The first jobs of a pass are told one by one.
+(SELECT jsonb_agg(jsonb_build_array(
+    id, outcome, reason, {event}, verdict, locked_by, stage, attempt, attempts_allowed, backoff_sec, fail_code,
+    overdue_sec, pod)) FROM touched),
+NULL
+
+-- name: told_groups
+-- Later ones are summed up where they are: a million rows must not travel to be counted.
+NULL,
+(SELECT jsonb_agg(jsonb_build_array(outcome, reason, stage, bucket, locked_by, n, overdue_sum, by_holder))
+ FROM (
+    SELECT outcome, reason, stage, width_bucket(overdue_sec, %(buckets)s::float8[]) AS bucket, locked_by,
+           count(*) AS n, sum(overdue_sec) AS overdue_sum, grouping(locked_by) = 0 AS by_holder
+    FROM touched GROUP BY GROUPING SETS ((1, 2, 3, 4), (1, 2, 5))) AS g)
+
+-- name: rule_per_holder
+SELECT
+    CASE WHEN w.earlier THEN 'DEAD_INFERRED' ELSE w.j ->> 'verdict' END AS verdict,
+    CASE WHEN w.earlier THEN 'expired' ELSE w.j ->> 'mode' END AS mode,
+    w.earlier OR w.j ->> 'verdict' LIKE 'DEAD%%' AS dead,
+    CASE WHEN NOT w.earlier THEN (w.j ->> 'other_beat_age')::float8 END AS other_beat_age,
+    CASE WHEN NOT w.earlier THEN (w.j ->> 'min_silence_sec')::float8 END AS min_silence_sec,
+    w.j -> 'pod' AS pod
+FROM (
+    SELECT
+        g.j,
+        -- An earlier process of the same name claimed this row: only the name is alive.
+        coalesce(start < %(as_of)s::timestamptz
+            - make_interval(secs => (g.j ->> 'claimed_before_age')::float8), false) AS earlier
+    FROM (SELECT CASE WHEN locked_by IS NULL THEN %(unknown_rule)s::jsonb
+                      ELSE coalesce(%(rules)s::jsonb -> locked_by, %(default_rule)s::jsonb) END AS j OFFSET 0) AS g
+    OFFSET 0
+) AS w
+
+-- name: rule_for_all
+-- Nobody was asked (liveness is off): the lease alone decides for every holder.
+SELECT 'UNKNOWN'::text AS verdict, 'expired'::text AS mode, false AS dead, NULL::float8 AS other_beat_age,
+       NULL::float8 AS min_silence_sec, NULL::jsonb AS pod
+
+-- name: event
+CASE
+    WHEN outcome = 'failed' THEN
+        CASE WHEN NOT expired THEN 'reaper:failed(worker_lost)'
+             WHEN uncounted THEN 'reaper:failed(retries_exhausted)' ELSE 'reaper:failed(timeout)' END
+    WHEN uncounted AND expired THEN 'requeued:stale'
+    ELSE 'reaper:requeued'
+END
 
 -- name: touched
 -- Hand jobs back or end them, but only those that are still the run we judged. The join is by physical
@@ -207,41 +248,47 @@ touched AS (
         {status} = (CASE w.outcome WHEN 'failed' THEN {failed} ELSE {queued} END)::{status_type},
         {locked_by} = NULL, {lease} = NULL, {beat} = NULL, {start} = NULL,
         {due} = CASE w.outcome WHEN 'requeued'
-                THEN statement_timestamp() + make_interval(secs => w.delay_sec) ELSE t.{due} END,
+                THEN statement_timestamp() + make_interval(secs => w.backoff_sec) ELSE t.{due} END,
         {attempt} = CASE WHEN w.outcome = 'requeued' AND w.uncounted
                     THEN least(coalesce(w.attempt, 0) + 1, %(attempt_ceiling)s)::{attempt_type}
                     ELSE t.{attempt} END,
-        {fail_code} = coalesce(w.fail_code_word, t.{fail_code}),
-        {fail_reason} = coalesce(w.fail_reason_word, t.{fail_reason})
+        {fail_code} = coalesce(w.fail_code, t.{fail_code}),
+        {fail_reason} = coalesce(w.fail_reason, t.{fail_reason})
     FROM worded AS w
     WHERE t.ctid = w.row_ctid AND t.tableoid = w.row_table AND t.{status} = {processing}
     RETURNING w.*
-),
-
--- name: written
-, written AS (
+), written AS (
     INSERT INTO {events} ({event_job_id}, {event_data})
     SELECT
         id::{event_job_id_type},
         jsonb_build_object(
-            'type', event, 'table', {name}::text, 'at', statement_timestamp(),
+            'type', {event}, 'table', {name}::text, 'at', statement_timestamp(),
             'details', jsonb_build_object(
-                'reason', reason, 'verdict', verdict_word, 'locked_by', locked_by, 'attempt', attempt,
+                'reason', reason, 'verdict', verdict, 'locked_by', locked_by, 'attempt', attempt,
                 'max_attempts', attempts_allowed, 'stage', stage, 'lease_expires_at', lease,
                 'last_heartbeat_at', beat, 'processing_started_at', start, 'backoff_sec', backoff_sec,
-                'fail_code', fail_code_word, 'pod', rule -> 'pod')
+                'fail_code', fail_code, 'pod', pod)
         )::{event_data_type}
-    FROM changed
+    FROM touched
 )
 
 -- name: would_touch
 -- The dry run judges the same rows by the same rule and stops here.
-touched AS (SELECT * FROM worded),
+touched AS (SELECT * FROM worded)
+
+-- name: edge
+-- Where this page ends, read off the index. Without it a planner whose statistics are older than the
+-- outage sorts every expired row for every page.
+AND {lease} <= coalesce((
+    SELECT {lease} FROM {table} WHERE {status} = {processing} AND {which} {after}
+    ORDER BY {lease} OFFSET %(limit)s - 1 LIMIT 1), 'infinity')
 
 -- name: peek
--- The key of the next row, read without a lock, to step over one that cannot be written.
+-- The next row nobody else holds: the one a batch of one would try. It is named before it is tried, so
+-- that a row which cannot be written is the one that gets blamed.
 SELECT jsonb_build_array({last_key}), to_jsonb({id})
 FROM {table}
 WHERE {status} = {processing} AND {which} {after}
 ORDER BY {order}
 LIMIT 1
+FOR UPDATE SKIP LOCKED

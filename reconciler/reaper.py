@@ -1,0 +1,279 @@
+"""The one object an application embeds, and every command runs: `Reaper().run_once()`.
+
+    from reconciler import Reaper
+
+    reaper = Reaper()              # DATABASE_URL, REAPER_CONFIG and the documents' variables
+    report = reaper.run_once()     # one pass; a value, never an exception, per table
+    reaper.start(); ...; reaper.stop()
+
+A pass: take the row in `reaper_state`, describe the tables, survey them, reap them (two at once when both
+have much to do), give the row back, tell. Composition happens here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+
+from reconciler.config import Settings, load
+from reconciler.database import Connection, Database
+from reconciler.errors import DatabaseError, ReaperError
+from reconciler.logs import say
+from reconciler.loop import IntervalLoop
+from reconciler.model import PassReport, Policy, Survey, TableFault, TableReport, TableSpec
+from reconciler.plan import FLEET_SIZE, silent_fleet_grace
+from reconciler.ports import Cluster, NullCluster
+from reconciler.reap import reap_table
+from reconciler.record import PassRecorder, pass_line
+from reconciler.shape import read_shape
+from reconciler.sql import query
+from reconciler.state import TTL_SEC, Held, PassState, Taken, Totals, our_name
+from reconciler.store import PgStore
+
+Stores = dict[str, PgStore]
+
+
+class Reaper:
+    """A configured reaper. `run_once()` may be called from one thread at a time."""
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        env: Mapping[str, str] | None = None,
+        cluster: Cluster | None = None,
+        with_metrics: bool = False,
+        holder: str | None = None,
+    ) -> None:
+        self.settings = settings or load(env=env)
+        self.policy: Policy = self.settings.policy()
+        self.specs: tuple[TableSpec, ...] = self.settings.table_specs()
+        self._cluster = cluster or NullCluster()
+        self._database = Database(
+            dsn or self.settings.dsn,
+            statement_timeout_ms=self.settings.statement_timeout_ms,
+            lock_timeout_ms=self.settings.lock_timeout_ms,
+            connect_timeout_sec=self.settings.connect_timeout_sec,
+        )
+        self._state = PassState(
+            self._database,
+            self.settings.state_schema,
+            self.settings.state_table,
+            [spec.name for spec in self.specs],
+            holder or our_name(),
+        )
+        self.metrics = None
+        if with_metrics:
+            from reconciler.metrics import Metrics  # noqa: PLC0415 - `once` starts every minute without it
+
+            self.metrics = Metrics(self.policy.sla.factors)
+        self._stopping = threading.Event()
+        self._loop: IntervalLoop | None = None
+        self._warned_stateless = False
+
+    # ── One pass ────────────────────────────────────────────────────────────────────────────────────
+
+    def run_once(self, *, dry_run: bool | None = None) -> PassReport:
+        """One pass over all tables. Errors are in the report; nothing is raised for them."""
+        dry = self.settings.dry_run if dry_run is None else dry_run
+        report = PassReport(dry_run=dry)
+        started = time.perf_counter()
+        grace_sec = 0.0
+        try:
+            self._refuse_read_only(dry_run=dry)
+            taken = self._take(dry_run=dry)
+            if isinstance(taken, Held):
+                report.skipped = f"{taken.holder} runs this pass (for {taken.for_sec:.0f} s at most)"
+            else:
+                try:
+                    grace_sec = self._serve(report, taken, dry_run=dry)
+                finally:
+                    if not dry:
+                        self._state.give_back(success=report.ok)
+        except ReaperError as error:
+            self._blame(report, error)
+        report.pass_ms = (time.perf_counter() - started) * 1000
+        brake = (
+            f"silent fleet: nobody beats, acting only {grace_sec:g} s after an expiry" if grace_sec else None
+        )
+        pass_line(report, counters_kept=self._state.usable and not dry, brake=brake)
+        if self.metrics is not None:
+            self._tell_metrics(report)
+        return report
+
+    def totals(self) -> Totals | None:
+        """What Postgres has counted, over all reapers and restarts; None where it cannot be read."""
+        if not self._state.usable:
+            return None
+        try:
+            return self._state.totals()
+        except ReaperError as error:
+            say("the counters cannot be read", level=logging.WARNING, fields={"error": error.message})
+            return None
+
+    # ── Every interval, inside an application ───────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Run a pass every interval in a thread of our own, until stop()."""
+        if self._loop is not None:
+            raise RuntimeError("this Reaper is already running: call stop() first")
+        self._stopping.clear()
+        self._loop = IntervalLoop(self.run_once, self.policy.interval_sec, self._stopping)
+        self._loop.start()
+
+    def stop(self, timeout: float | None = 60.0) -> None:
+        """End after the batch under way; returns once the thread has ended and the connection is closed."""
+        self._stopping.set()
+        if self._loop is not None:
+            self._loop.join(timeout)
+            self._loop = None
+        self._database.close()
+
+    def request_stop(self) -> None:
+        """What a signal handler calls: no new batch is begun."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        self._database.close()
+
+    # ── The steps of a pass ─────────────────────────────────────────────────────────────────────────
+
+    def _refuse_read_only(self, *, dry_run: bool) -> None:
+        row = self._database.run(lambda conn: conn.execute(query("describe", "server")).fetchone())
+        if row and row[0] and not dry_run:
+            raise DatabaseError(
+                "the database is read-only (a standby, or default_transaction_read_only): point DATABASE_URL"
+                " at the primary",
+                code="read_only",
+            )
+
+    def _take(self, *, dry_run: bool) -> Taken | Held:
+        usable = self._state.check()
+        if not usable and not self._warned_stateless:
+            self._warned_stateless = True
+            say(
+                "no reaper_state: nothing is counted and reapers do not take turns; run job-reaper migrate",
+                level=logging.WARNING,
+                fields={"table": self._state.table},
+            )
+        if dry_run:
+            return Taken()
+        return self._state.take(gap_sec=3 * self.policy.interval_sec)
+
+    def _serve(self, report: PassReport, taken: Taken, *, dry_run: bool) -> float:
+        recorder = PassRecorder(self.metrics)
+        stores: Stores = {}
+        surveys: dict[str, Survey] = {}
+        for spec in self.specs:
+            started = time.perf_counter()
+            try:
+                stores[spec.name] = self._store(spec, self._database)
+                surveys[spec.name] = stores[spec.name].survey()
+            except ReaperError as error:
+                stores.pop(spec.name, None)
+                broken = TableReport(spec.name, error=TableFault(error.code, error.message))
+                broken.scan_ms = (time.perf_counter() - started) * 1000
+                recorder.table(broken, dry_run=dry_run)
+                report.tables[spec.name] = broken
+        grace_sec = self._grace(stores, taken)
+        keeper = _Keeper(self._state, self._stopping, held=not dry_run)
+
+        def reap(store: PgStore, may_go_on: Callable[[], bool]) -> TableReport:
+            return reap_table(
+                store,
+                self._cluster,
+                self.policy,
+                recorder,
+                grace_sec=grace_sec,
+                dry_run=dry_run,
+                survey=surveys[store.spec.name],
+                may_go_on=may_go_on,
+            )
+
+        much = [name for name, survey in surveys.items() if survey.candidates > self.policy.batch_size]
+        together = much if len(much) > 1 and self.settings.parallel > 1 else []
+        if together:
+            report.tables.update(self._reap_together([stores[name].spec for name in together], reap, keeper))
+        for name, store in stores.items():
+            if name not in together:
+                report.tables[name] = reap(store, keeper.may_go_on_and_keep)
+        # The order of the configuration, whatever finished first.
+        report.tables = {spec.name: report.tables[spec.name] for spec in self.specs}
+        return grace_sec
+
+    def _reap_together(
+        self,
+        specs: list[TableSpec],
+        reap: Callable[[PgStore, Callable[[], bool]], TableReport],
+        keeper: _Keeper,
+    ) -> dict[str, TableReport]:
+        """Large tables side by side, each on a connection of its own; the pass is kept from this thread."""
+
+        def one(spec: TableSpec) -> TableReport:
+            database = self._database.another()
+            try:
+                return reap(self._store(spec, database), keeper.may_go_on)
+            except ReaperError as error:
+                return TableReport(spec.name, error=TableFault(error.code, error.message))
+            finally:
+                database.close()
+
+        with ThreadPoolExecutor(self.settings.parallel, thread_name_prefix="reap") as pool:
+            futures: dict[str, Future[TableReport]] = {spec.name: pool.submit(one, spec) for spec in specs}
+            while wait_for(futures.values(), timeout=TTL_SEC / 3).not_done:
+                keeper.may_go_on_and_keep()
+        return {name: future.result() for name, future in futures.items()}
+
+    def _store(self, spec: TableSpec, database: Database) -> PgStore:
+        def work(conn: Connection) -> PgStore:
+            return PgStore(database, read_shape(conn, spec), self.policy, count=self._state.count)
+
+        return database.run(work)
+
+    def _grace(self, stores: Stores, taken: Taken) -> float:
+        if self.policy.brake.outage_grace_sec == 0:
+            return 0.0
+        silent_sec = 3.0 * self.policy.heartbeat_sec
+        fleets = [store.fleet(enough=FLEET_SIZE, silent_sec=silent_sec) for store in stores.values()]
+        return silent_fleet_grace(self.policy.brake, fleets, taken.resumed_age_sec)
+
+    def _blame(self, report: PassReport, error: ReaperError) -> None:
+        """The database as a whole failed: every table that has no result yet carries the reason."""
+        recorder = PassRecorder(self.metrics)
+        for spec in self.specs:
+            if spec.name not in report.tables:
+                broken = TableReport(spec.name, error=TableFault(error.code, error.message))
+                report.tables[spec.name] = broken
+                recorder.table(broken, dry_run=report.dry_run)
+
+    def _tell_metrics(self, report: PassReport) -> None:
+        assert self.metrics is not None
+        self.metrics.passed(report, self.totals(), now=time.time())
+
+
+class _Keeper:
+    """Keeps the pass ours while it runs, and says when it must end."""
+
+    def __init__(self, state: PassState, stopping: threading.Event, *, held: bool) -> None:
+        self._state = state
+        self._stopping = stopping
+        self._held = held
+        self._lost = threading.Event()
+        self._kept_at = time.monotonic()
+
+    def may_go_on(self) -> bool:
+        return not (self._stopping.is_set() or self._lost.is_set())
+
+    def may_go_on_and_keep(self) -> bool:
+        """Only from the thread that owns the main connection."""
+        if self._held and time.monotonic() - self._kept_at > TTL_SEC / 3:
+            self._kept_at = time.monotonic()
+            if not self._state.keep():
+                self._lost.set()
+                say("another reaper has taken this pass over: ending here", level=logging.WARNING)
+        return self.may_go_on()
