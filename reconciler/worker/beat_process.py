@@ -30,6 +30,7 @@ from reconciler.worker.claim import Claim
 from reconciler.worker.keeper import Keeper
 from reconciler.worker.sdk import Sdk
 
+CATCH_UP_SEC = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +48,7 @@ class ProcessBeater:
         self._fallback: Beater | None = None
         self._stopping = threading.Event()
         self._told = threading.RLock()
+        self._echo = threading.Event()
         self._reader: threading.Thread | None = None
 
     def start(self) -> None:
@@ -97,6 +99,14 @@ class ProcessBeater:
         assert child.stdout is not None
         child.stdout.close()
 
+    def catch_up(self) -> None:
+        """Hear all that the child said so far: its echo comes after it. Bounded, for a child that is gone."""
+        if self._fallback is not None:
+            return
+        self._echo.clear()
+        self._tell({"echo": True})
+        self._echo.wait(CATCH_UP_SEC)
+
     @property
     def pid(self) -> int | None:
         """The child's, for tests and for whoever looks at a process list."""
@@ -123,6 +133,8 @@ class ProcessBeater:
             self._fallback.poke()
 
     def _hear(self, news: dict[str, Any]) -> None:
+        if "echo" in news:
+            self._echo.set()
         if "beats" in news:
             metrics.HEARTBEATS.add(news["beats"])
             metrics.HEARTBEAT_FAILURES.add(news["failures"])
@@ -201,8 +213,12 @@ def main() -> None:
     beater.start()
     threading.Thread(target=_report_counts, daemon=True).start()
     for line in sys.stdin:
-        keeper.take_over(json.loads(line)["jobs"])
-        beater.poke()
+        message = json.loads(line)
+        if "echo" in message:
+            _say({"echo": True})
+        else:
+            keeper.take_over(message["jobs"])
+            beater.poke()
     os._exit(0)  # at once: nothing of ours may beat for a parent that is gone
 
 

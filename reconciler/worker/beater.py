@@ -69,6 +69,9 @@ class Beater:
         """The set of jobs changed: a short lease may need a beat sooner than planned."""
         self._wake.set()
 
+    def catch_up(self) -> None:
+        """Nothing to hear from elsewhere: this thread tells the keeper itself."""
+
     # ── the rounds ──────────────────────────────────────────────────────────────────────────────────
 
     def interval_sec(self) -> float:

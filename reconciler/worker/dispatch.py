@@ -57,7 +57,7 @@ class Dispatcher:
     async def run(
         self, free_slots: Callable[[], int], begin: Callable[[Claim, float], None], stopping: asyncio.Event
     ) -> None:
-        """Until `stopping`: claim, begin, wait. A slot is free before its claim, never the other way round."""
+        """Until `stopping`: claim, begin, wait. A slot is free before its claim, never after."""
         stopped = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():

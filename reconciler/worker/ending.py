@@ -6,6 +6,7 @@ tried until it answers, because losing a finished job's "done" would mean doing 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ from reconciler.worker.sdk import Sdk
 from reconciler.worker.session import Connection
 
 REASON_CHARS = 500
+_log = logging.getLogger(__name__)
 Classify = Callable[[BaseException], RetryDecision]
 
 
@@ -65,9 +67,29 @@ def decide_ending(
         return Ending(Action.END_LEASE, LeaseLostError.code, str(told or error))
     cause = told if told is not None else error
     assert cause is not None
-    decision = RetryDecision(False, cause.code) if isinstance(cause, JobTimeoutError) else classify(cause)
-    reason = redact(f"{type(cause).__name__}: {cause}", scratch_root)[:REASON_CHARS]
+    decision = (
+        RetryDecision(False, cause.code) if isinstance(cause, JobTimeoutError) else _judge(cause, classify)
+    )
+    reason = redact(f"{type(cause).__name__}: {_message(cause)}", scratch_root)[:REASON_CHARS]
     return Ending(Action.RETRY if decision.retryable else Action.FAIL, decision.code, reason)
+
+
+def _judge(error: BaseException, classify: Classify) -> RetryDecision:
+    """A classifier is the app's code: when it breaks, the job still needs an end."""
+    try:
+        return classify(error)
+    except Exception:  # noqa: BLE001 - see above; logged
+        _log.exception("the classifier broke: the error counts as fatal")
+        return RetryDecision(False, "CLASSIFIER_FAILED")
+
+
+def _message(error: BaseException) -> str:
+    """An error's text, also when its __str__ breaks."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - see above; logged
+        _log.exception("an error could not be printed")
+        return "(no message)"
 
 
 def write_ending(conn: Connection, claim: Claim, ending: Ending, sdk: Sdk) -> str:

@@ -97,9 +97,9 @@ def ended_as(claim: Claim, *, sdk: Sdk | None = None) -> Steps[str | None]:
 
 
 def _text(key: str, value: object) -> str | None:
-    """Postgres text cannot hold NUL; a handler's error message can."""
+    """Postgres text cannot hold NUL or half a surrogate pair; a handler's error message can."""
     if value is None:
         return None
     if not isinstance(value, str):
         raise ArgumentError(key, value, "text or None")
-    return value.replace("\x00", "�")
+    return value.replace("\x00", "�").encode("utf-8", "replace").decode("utf-8")

@@ -217,8 +217,8 @@ class JobRun:
                 answer_lost = True
                 await asyncio.sleep(pause)
                 pause = min(MAX_PAUSE_SEC, pause * 2)
-            except (psycopg.Error, ReaperError) as error:
-                # The row refuses this ending (a trigger, a too narrow column): the plainest one, or none.
+            except (psycopg.Error, ReaperError, UnicodeError) as error:
+                # The row refuses this ending (a trigger, a narrow column): a plainer one, or none.
                 _log.error("the job's ending was refused", extra={"error": str(error).strip()})
                 if ending.action is Action.END_LEASE:
                     return "left to its lease"

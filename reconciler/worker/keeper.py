@@ -48,11 +48,14 @@ class Held:
 class Keeper:
     """All jobs this worker holds. Every method may be called from any thread."""
 
-    def __init__(self, *, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, on_change: Callable[[], None] = lambda: None, catch_up: Callable[[], None] = lambda: None
+    ) -> None:
         self._held: dict[Key, Held] = {}
         self._changed = threading.Condition()
         self._stopped = False
         self._on_change = on_change
+        self._catch_up = catch_up
         self._thread = threading.Thread(target=self._watch, name="job-reaper-keeper", daemon=True)
 
     def start(self) -> None:
@@ -164,10 +167,12 @@ class Keeper:
                     ]
                     self._changed.wait(min(upcoming) - now if upcoming else None)
                     continue
+            # This thread may have slept through good news that waits to be read (a GIL held in C).
+            self._catch_up()
             for key, held in due:
                 if held.budget_at is not None and held.budget_at <= now:
                     self._cancel(key, JobTimeoutError("the job ran past its max_runtime"), "budget")
-                else:
+                elif held.fence_at <= now:
                     self._cancel(key, held.claim.lost("no beat could be confirmed in time"), "self_fenced")
 
     def _cancel(self, key: Key, error: BaseException, reason: str) -> None:

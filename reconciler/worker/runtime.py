@@ -139,7 +139,7 @@ class Worker:
         loop = self._loop = asyncio.get_running_loop()
         signals = self._handle_signals(loop)
         sessions = Sessions(self._dsn, "endings", min(self.concurrency, MAX_SESSIONS))
-        keeper = Keeper(on_change=lambda: beater.poke())  # noqa: PLW0108 - the beater is made from the keeper
+        keeper = Keeper(on_change=lambda: beater.poke(), catch_up=lambda: beater.catch_up())  # noqa: PLW0108 - made first
         beater = (ProcessBeater if self._heartbeat == "process" else Beater)(self._dsn, keeper, self.sdk)
         dispatcher = Dispatcher(self._dsn, self.routes, self.worker_id, self.sdk, self._poll_sec)
         listener = Listener(self._dsn, self._listen, dispatcher.wake_soon(loop)) if self._listen else None

@@ -618,7 +618,8 @@ def test_bad_input_is_refused_by_name_and_leaves_the_job_as_it_was(
 def test_a_beat_that_waited_long_does_not_shorten_a_later_lease(conn: Connection) -> None:
     claim = a_claim(conn)
     conn.execute(
-        "update jobs set last_heartbeat_at = now() + interval '50 s', lease_expires_at = now() + interval '350 s'"
+        "update jobs set last_heartbeat_at = now() + interval '50 s',"
+        " lease_expires_at = now() + interval '350 s'"
     )
     for beat in (lambda: heartbeat_job(conn, claim), lambda: heartbeat_batch(conn, [claim])):
         beat()
