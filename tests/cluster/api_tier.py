@@ -174,7 +174,7 @@ def answers_ready(api: KubeApi) -> bool:
     except KubeApiError:
         return False
     except urllib3.exceptions.SSLError as error:
-        # A handshake that was cut off is a server on its way; a certificate that does not verify is a mistake.
+        # A handshake cut off is a server on its way; a certificate that does not verify is a mistake.
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
             raise
         return False

@@ -26,6 +26,7 @@ API_PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 NODE_PROGRAMS = ("kubelet", "kube-controller-manager", "kube-scheduler", "kube-proxy")
 ALL_PROGRAMS = API_PROGRAMS + NODE_PROGRAMS
 GIVEN_VARIABLE = "KUBEBUILDER_ASSETS"
+REPOSITORY = Path(__file__).parents[2]
 GO_MODULE = Path(__file__).parent / "go"
 
 Progress = Callable[[str], None]

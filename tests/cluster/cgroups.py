@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cluster.process import wait_until
 
 ROOT = Path("/sys/fs/cgroup")
-PREFIX = "job-reaper-"
+PREFIX = "job-reaper-node-"
 
 
 def hierarchies() -> list[Path]:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.cluster import kubeconfig
 from tests.cluster.api_tier import run_kubectl
-from tests.cluster.images import PRODUCT_IMAGE, REPOSITORY
+from tests.cluster.assets import REPOSITORY
+from tests.cluster.images import PRODUCT_IMAGE
 from tests.cluster.kube_api import Endpoint, KubeApi
 from tests.cluster.process import ClusterError, Process
 

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster import assets
-from tests.cluster.assets import Progress, cache_root, intact, keep, lock, say
+from tests.cluster.assets import REPOSITORY, Progress, cache_root, intact, keep, lock, say
 from tests.cluster.node_config import PAUSE_IMAGE
 from tests.cluster.process import ClusterError
 
-REPOSITORY = Path(__file__).parents[2]
 SUITE = "bookworm"
 BASE_IMAGE = "localhost/job-reaper-base:bookworm"
 BUILD_BASE_IMAGE = "localhost/job-reaper-build-base:bookworm"

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import cgroups
+from tests.cluster import cgroups, traces
 from tests.cluster.process import ClusterError, Process, log_tail, wait_until
 
 HERE = Path(__file__).parent
@@ -63,6 +63,7 @@ class SandboxState:
 
     directory: str
     group: str
+    owner: Pid
     pids: dict[str, Pid] = field(default_factory=dict)
 
     def save(self) -> None:
@@ -75,7 +76,13 @@ class SandboxState:
     def load(cls, directory: Path) -> SandboxState:
         raw = json.loads((directory / STATE_FILE).read_text())
         pids = {name: Pid(**value) for name, value in raw["pids"].items()}
-        return cls(raw["directory"], raw["group"], pids)
+        return cls(raw["directory"], raw["group"], Pid(**raw["owner"]), pids)
+
+    @property
+    def abandoned(self) -> bool:
+        """Neither the node nor its maker lives: what is left is a killed run's directory and group."""
+        node = self.pids.get("node")
+        return not self.owner.alive and (node is None or not node.alive)
 
     def destroy(self) -> None:
         """End the processes by pid, then remove groups and directory. Safe to repeat."""
@@ -93,7 +100,8 @@ class Sandbox:
         self.directory = Path(tempfile.mkdtemp(prefix=cgroups.PREFIX))
         self.directory.chmod(0o755)
         self.outlive_parent = outlive_parent
-        self.state = SandboxState(str(self.directory), self.directory.name)
+        self.namespaces: frozenset[str] = frozenset()
+        self.state = SandboxState(str(self.directory), self.directory.name, Pid.of(os.getpid()))
         self._unshare: Process | None = None
         self._forwarders: list[Process] = []
 
@@ -119,6 +127,7 @@ class Sandbox:
         self._unshare.wait_ready(control.exists, timeout=20, what="the node's first process")
         self.state.pids["node"] = Pid.of(self._first_pid())
         self.state.save()
+        self.namespaces = traces.namespaces_of(self.pid)
 
     def destroy(self) -> None:
         """End it and leave nothing: processes, mounts, links, tables, groups, directory."""
@@ -222,6 +231,17 @@ class Sandbox:
 
     def _last_words(self, command: Mapping[str, Any]) -> str:
         return log_tail(self.log(str(command["name"]))) if "name" in command else ""
+
+
+def sweep() -> list[str]:
+    """Remove what killed runs have left, a directory and a control group each; not the living."""
+    removed = []
+    for found in Path(tempfile.gettempdir()).glob(f"{cgroups.PREFIX}*/{STATE_FILE}"):
+        state = SandboxState.load(found.parent)
+        if state.abandoned:
+            state.destroy()
+            removed.append(state.directory)
+    return removed
 
 
 def _start_stamp(number: int) -> str | None:
