@@ -1,4 +1,4 @@
-"""What a pass tells: a line per changed job for the first 1,000, then one per holder and reason, one per pass.
+"""What a pass tells: a line per changed job (the first 1,000), then one per holder and reason, one per pass.
 
 The events in Postgres are the full record; these lines are for the eye at 3 a.m.
 """

@@ -1,4 +1,4 @@
-"""/metrics and /healthz for `run`: the standard library's server, a thread per scrape, nothing else to reach."""
+"""/metrics and /healthz for `run`: the standard library's server, a thread per scrape, nothing else."""
 
 from __future__ import annotations
 

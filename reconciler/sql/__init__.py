@@ -34,7 +34,7 @@ def trusted(text: str) -> sql.SQL:
 
 
 def escaped(part: sql.Composable) -> sql.SQL:
-    """A quoted name whose own percent signs are not read as placeholders: psycopg quotes, but leaves those."""
+    """A quoted name whose own percent signs are not placeholders: psycopg quotes, but leaves those."""
     return trusted(part.as_string(None).replace("%", "%%"))
 
 
