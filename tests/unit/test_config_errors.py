@@ -249,6 +249,7 @@ def test_what_kubernetes_injects_for_a_service_is_ignored_silently(name: str, va
 def test_a_misspelt_port_is_not_taken_for_a_service_link() -> None:
     (warning,) = load(env={"REAPER_METRIC_PORT": "9090"}).warnings
     assert "Did you mean REAPER_METRICS_PORT?" in warning
+    assert len(load(env={"REAPER_UPSTREAM": "tcp://10.0.0.1:8080"}).warnings) == 1
 
 
 def test_a_service_called_reaper_metrics_does_not_break_the_port() -> None:

@@ -240,6 +240,8 @@ def test_an_alias_that_disagrees_is_named_in_a_warning_and_one_that_agrees_is_no
     assert settings.warnings == ("env HEARTBEAT_INTERVAL_SEC (12) is ignored: env HEARTBEAT_SEC says 15",)
     assert load(env={"HEARTBEAT_SEC": "15", "HEARTBEAT_INTERVAL_SEC": "15"}).warnings == ()
     assert load(env={"JOB_MAX_ATTEMPTS": "4", "QUEUE_MAX_ATTEMPTS": "5"}).warnings == ()
+    layered = {"JOB_RETRY_BACKOFF_MS_BASE": "4", "QUEUE_RETRY_BACKOFF_MS_BASE": "5"}
+    assert load(env=layered).warnings == ()
 
 
 def test_flags_beat_everything_and_none_means_that_a_flag_was_not_used(tmp_path: Path) -> None:
