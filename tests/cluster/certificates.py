@@ -1,28 +1,39 @@
 """Real certificates: one private authority per cluster, keys that never leave its directory.
 
-Elliptic curve keys, because a cluster needs about ten of them and each costs a millisecond.
+Made with the openssl program, which every Linux machine has, so that the tests need no further package.
+Elliptic curve keys, because a cluster needs about ten of them and each costs milliseconds.
 """
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
+import secrets
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests.cluster.process import ClusterError
 
-VALID_FOR = datetime.timedelta(days=7)
-# Clocks of containers and hosts may differ by seconds; a certificate from the future is refused.
-BACKDATED = datetime.timedelta(hours=1)
+DAYS = "7"
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+# Strict verifiers (Python 3.13 and later) refuse certificates without key identifiers and key usage.
+AUTHORITY_EXTENSIONS = """\
+basicConstraints = critical, CA:true, pathlen:0
+keyUsage = critical, digitalSignature, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+"""
+LEAF_EXTENSIONS = """\
+basicConstraints = critical, CA:false
+keyUsage = critical, digitalSignature, keyEncipherment
+extendedKeyUsage = serverAuth, clientAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+"""
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Paths of a PEM certificate and its key."""
+    """Paths of a PEM certificate (or public key) and its key."""
 
     cert: Path
     key: Path
@@ -34,17 +45,10 @@ class Authority:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "job-reaper test authority")])
-        builder = self._builder(self._name, self._key.public_key()).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
-        )
-        usage = _usage(key_cert_sign=True)
         self.cert = directory / "ca.crt"
         self.key = directory / "ca.key"
-        signed = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
-        self.cert.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        _write_key(self.key, self._key)
+        self._request("ca", "/CN=job-reaper test authority")
+        self._sign("ca", AUTHORITY_EXTENSIONS, "-signkey", str(self.key))
 
     def issue(
         self,
@@ -55,81 +59,44 @@ class Authority:
         hosts: tuple[str, ...] = (),
     ) -> KeyPair:
         """A certificate for both ends of TLS; `hosts` are names or addresses, `organization` a group."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
-        if organization is not None:
-            attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
-        builder = (
-            self._builder(x509.Name(attributes), key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(key_cert_sign=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-        )
-        if hosts:
-            names = [_general_name(host) for host in hosts]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        pair = KeyPair(self.directory / f"{file_name}.crt", self.directory / f"{file_name}.key")
-        signed = builder.sign(self._key, hashes.SHA256())
-        pair.cert.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        _write_key(pair.key, key)
-        return pair
+        group = "" if organization is None else f"/O={organization}"
+        self._request(file_name, f"{group}/CN={common_name}")
+        names = f"subjectAltName = {','.join(map(_alternative, hosts))}\n" if hosts else ""
+        self._sign(file_name, LEAF_EXTENSIONS + names, "-CA", str(self.cert), "-CAkey", str(self.key))
+        return KeyPair(self.directory / f"{file_name}.crt", self.directory / f"{file_name}.key")
 
     def signing_key(self, file_name: str) -> KeyPair:
         """A bare key pair (no certificate) that signs ServiceAccount tokens."""
-        key = ec.generate_private_key(ec.SECP256R1())
         pair = KeyPair(self.directory / f"{file_name}.pub", self.directory / f"{file_name}.key")
-        _write_key(pair.key, key)
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        pair.cert.write_bytes(public)
+        curve = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        _openssl("genpkey", *curve, "-out", str(pair.key))
+        _openssl("pkey", "-in", str(pair.key), "-pubout", "-out", str(pair.cert))
         return pair
 
-    def _builder(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(public_key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - BACKDATED)
-            .not_valid_after(now + VALID_FOR)
-            # Strict verifiers (Python 3.13 and later) refuse certificates without key identifiers.
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
-        )
+    def _request(self, name: str, subject: str) -> None:
+        key, request = self.directory / f"{name}.key", self.directory / f"{name}.csr"
+        key.touch(mode=0o600)
+        _openssl("req", "-new", *NEW_KEY, "-keyout", str(key), "-out", str(request), "-subj", subject)
+
+    def _sign(self, name: str, extensions: str, *signer: str) -> None:
+        request, described = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
+        described.write_text(extensions)
+        serial = f"0x{secrets.token_hex(16)}"
+        signed = ["-out", str(self.directory / f"{name}.crt"), "-extfile", str(described)]
+        _openssl("x509", "-req", "-in", str(request), *signer, "-set_serial", serial, "-days", DAYS, *signed)
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def _alternative(host: str) -> str:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return f"IP:{ipaddress.ip_address(host)}"
     except ValueError:
-        return x509.DNSName(host)
+        return f"DNS:{host}"
 
 
-def _usage(*, key_cert_sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=not key_cert_sign,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=key_cert_sign,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.touch(mode=0o600)
-    path.write_bytes(pem)
+def _openssl(*arguments: str) -> None:
+    try:
+        answer = subprocess.run(["openssl", *arguments], check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise ClusterError("openssl is missing; install the openssl package") from None
+    if answer.returncode != 0:
+        raise ClusterError(f"openssl {arguments[0]} failed: {answer.stderr}")

@@ -1,0 +1,86 @@
+"""A tier that cannot run says what is missing and how to get it; in CI that is a failure and not a skip."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster import elsewhere, preflight
+from tests.cluster.plugin import unavailable
+
+NOBODY = 65534
+
+
+def as_a_normal_user(question: Callable[[], object]) -> str:
+    """Ask in a child process that has given up root; as a normal user, ask at once."""
+    if os.geteuid() != 0:
+        return str(question())
+    answer, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.write(write, str(question()).encode())
+        except Exception:  # noqa: BLE001 - the child must not go on as a second pytest; its words are the answer
+            os.write(write, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(answer) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_as_a_normal_user_the_node_tier_says_why_not_and_what_to_do() -> None:
+    reasons = as_a_normal_user(preflight.node_tier_lacks)
+
+    assert "a kubelet needs root" in reasons
+    assert "sudo make e2e" in reasons
+    assert "--kubeconfig" in reasons
+
+
+def test_missing_programs_are_named_by_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(preflight.PACKAGES, "no-such-program", "no-such-package")
+
+    assert "no-such-package" in preflight.missing_packages()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="a normal user is refused before packages are looked at: run as root"
+)
+def test_the_reason_says_how_to_get_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(preflight.PACKAGES, "no-such-program", "no-such-package")
+
+    [reason] = [text for text in preflight.node_tier_lacks() if "packages" in text]
+
+    assert "no-such-package" in reason
+    assert "make cluster-assets" in reason or "install" in reason
+
+
+def test_without_ci_it_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+
+    with pytest.raises(pytest.skip.Exception, match="node tier cannot run here: no root"):
+        unavailable("node tier", "no root")
+
+
+def test_in_ci_it_is_a_failure_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+
+    with pytest.raises(pytest.fail.Exception, match="node tier cannot run here: no root"):
+        unavailable("node tier", "no root")
+
+
+def test_kind_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    lacks = " ".join(elsewhere.kind_lacks())
+
+    assert "kind is not on PATH" in lacks
+    assert "docker is not on PATH" in lacks
