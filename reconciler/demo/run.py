@@ -6,6 +6,8 @@ is the same object an application embeds; nothing in it knows about the demonstr
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import signal
 import sys
@@ -44,6 +46,8 @@ def main(keep: bool = False, dsn: str | None = None, fast: bool = False, seed: i
     """Run the demonstration. 0 when every job is accounted for, 1 when one is not, 130 after Ctrl-C."""
     pace = FAST if fast else NORMAL
     chosen = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 - a play, not a secret
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a bar or a tick must not end the play on an ASCII terminal
     view = View(sys.stdout)
     try:
         with ExitStack() as resources:
@@ -65,6 +69,10 @@ def main(keep: bool = False, dsn: str | None = None, fast: bool = False, seed: i
     except KeyboardInterrupt:
         view.say((), (("[demo] stopped; workers and database are gone", Style.DIM),))
         return 130
+    except BrokenPipeError:
+        # Whoever read us left (`demo | head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ReaperError as error:
         sys.stderr.write(f"job-reaper demo: {error}\n")
         return error.exit_code

@@ -41,7 +41,10 @@ def a_demo(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait()
 
 
 def the_descendants(pid: int) -> dict[int, str]:
@@ -99,7 +102,7 @@ def test_the_demo_recovers_every_job_and_leaves_nothing_behind() -> None:
 
 
 def test_a_configured_database_is_never_used_by_accident(dsn: str, conn: Connection) -> None:
-    with a_demo(DATABASE_URL=dsn, REAPER_TABLES="nonsense", DEFAULT_LEASE_SEC="banana") as demo:
+    with a_demo(DATABASE_URL=dsn, REAPER_CONFIG="/nonexistent.yaml", CLIP_SLA_FACTOR="banana") as demo:
         out, err = demo.communicate(timeout=90)
     assert demo.returncode == 0, out + err
     assert conn.execute("select count(*) from jobs").fetchone() == (0,)
@@ -158,6 +161,26 @@ def test_keep_leaves_a_database_that_can_be_read_and_removed() -> None:
     assert not Path(remove[3]).exists()
 
 
+def test_a_reader_that_leaves_ends_the_demo_without_a_traceback() -> None:
+    with a_demo() as demo:
+        read_until(demo, "crashed|killed|hangs")
+        family = the_descendants(demo.pid)
+        assert demo.stdout is not None
+        demo.stdout.close()
+        assert demo.stderr is not None
+        err = demo.stderr.read()
+        assert demo.wait(30) == 1, err
+    assert "Traceback" not in err
+    assert all(state_of(pid) == "X" for pid in family)
+
+
+def test_a_terminal_without_unicode_sees_the_play_too() -> None:
+    with a_demo(PYTHONIOENCODING="ascii") as demo:
+        out, err = demo.communicate(timeout=90)
+    assert demo.returncode == 0, out + err
+    assert "All 12 jobs accounted for" in out
+
+
 # ── interrupted ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -181,6 +204,18 @@ def test_an_interrupted_demo_takes_its_workers_and_its_database_along(how: signa
         )
     assert demo.returncode == (-how if how is signal.SIGKILL else 130), err
     assert "Traceback" not in err
+
+
+def test_a_killed_demo_leaves_no_worker_in_a_named_database(dsn: str) -> None:
+    """There no server goes down with it: the workers must notice by themselves."""
+    with a_demo("--dsn", dsn) as demo:
+        read_until(demo, "crashed|killed|hangs")
+        family = the_descendants(demo.pid)
+        demo.kill()
+        wait_until(
+            lambda: all(state_of(pid) in "XZ" for pid in family),
+            lambda: f"left behind: {[(pid, state_of(pid), family[pid]) for pid in family]}",
+        )
 
 
 # ── the check can fail ──────────────────────────────────────────────────────────────────────────────
