@@ -11,7 +11,7 @@ setup: ## Install the locked dependencies into .venv
 	@scripts/setup
 
 demo: setup ## Watch workers die and their jobs come back, on an embedded Postgres
-	@$(PY) -m reconciler demo
+	@$(PY) -m reconciler demo $(DEMO_ARGS)
 
 test: setup ## Run the unit, integration and API-tier tests
 	@scripts/test
