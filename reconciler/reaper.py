@@ -96,12 +96,13 @@ class Reaper:
                     if not dry:
                         self._state.give_back(success=report.ok)
         except ReaperError as error:
+            say("pass ended early", level=logging.ERROR, fields={"code": error.code, "error": error.message})
             self._blame(report, error)
         report.pass_ms = (time.perf_counter() - started) * 1000
         brake = (
             f"silent fleet: nobody beats, acting only {grace_sec:g} s after an expiry" if grace_sec else None
         )
-        pass_line(report, counters_kept=self._state.usable and not dry, brake=brake)
+        pass_line(report, counters_kept=self._state.counting and not dry, brake=brake)
         if self.metrics is not None:
             self._tell_metrics(report)
         return report
@@ -166,7 +167,6 @@ class Reaper:
         return self._state.take(gap_sec=3 * self.policy.interval_sec)
 
     def _serve(self, report: PassReport, taken: Taken, *, dry_run: bool) -> float:
-        recorder = PassRecorder(self.metrics)
         stores: Stores = {}
         surveys: dict[str, Survey] = {}
         for spec in self.specs:
@@ -178,7 +178,7 @@ class Reaper:
                 stores.pop(spec.name, None)
                 broken = TableReport(spec.name, error=TableFault(error.code, error.message))
                 broken.scan_ms = (time.perf_counter() - started) * 1000
-                recorder.table(broken, dry_run=dry_run)
+                PassRecorder(self.metrics).table(broken, dry_run=dry_run)
                 report.tables[spec.name] = broken
         grace_sec = self._grace(stores, taken)
         keeper = _Keeper(self._state, self._stopping, held=not dry_run)
@@ -188,7 +188,7 @@ class Reaper:
                 store,
                 self._cluster,
                 self.policy,
-                recorder,
+                PassRecorder(self.metrics),  # one each: tables may run side by side
                 grace_sec=grace_sec,
                 dry_run=dry_run,
                 survey=surveys[store.spec.name],

@@ -66,6 +66,7 @@ class PassState:
         self._scope = "pass:" + ",".join(sorted(tables))
         self._holder = holder
         self.usable = False
+        self.counting = False
 
     @property
     def table(self) -> str:
@@ -76,7 +77,7 @@ class PassState:
         row = self._database.run(
             lambda conn: conn.execute(query("state", "usable"), {"state": self.table}).fetchone()
         )
-        self.usable = bool(row and row[0])
+        self.usable = self.counting = bool(row and row[0])
         return self.usable
 
     def take(self, *, gap_sec: float) -> Taken | Held:
@@ -104,7 +105,7 @@ class PassState:
 
     def count(self, conn: Connection, table: str, counts: Mapping[str, int]) -> None:
         """Add to the totals inside the batch's transaction; a failure here costs the count, not the batch."""
-        if not self.usable:
+        if not self.counting:
             return
         try:
             with conn.transaction():  # a savepoint: what fails here is rolled back alone
@@ -114,7 +115,7 @@ class PassState:
         except psycopg.Error:
             if conn.broken or conn.closed:
                 raise
-            self.usable = False  # told by the pass line: "counters_kept": false
+            self.counting = False  # until the next pass; the pass line says "counters_kept": false
 
     def totals(self) -> Totals:
         if not self.usable:
