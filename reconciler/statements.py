@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from psycopg import sql
 
@@ -26,6 +26,11 @@ EVIDENCE_SEC = 120
 
 RECOVERY_BUCKETS_SEC = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 """Upper bounds of the time-to-recover histogram: lease expiry to requeue."""
+
+
+LOCK: Final = "FOR NO KEY UPDATE SKIP LOCKED"
+"""The lock our UPDATE takes anyway, and no stronger: plain FOR UPDATE would skip a job as long as any open
+transaction has inserted a row that refers to it, and a hung worker's own progress row would hide its job."""
 
 
 class Statements:
@@ -55,7 +60,7 @@ class Statements:
         return query("reap", "reap").format(
             **names,
             **self._page(scan, resume=resume, only=only),
-            lock=sql.SQL("" if dry_run else "FOR UPDATE SKIP LOCKED"),
+            lock=sql.SQL("" if dry_run else LOCK),
             rule=query("reap", "rule_per_holder" if per_holder else "rule_for_all").format(),
             touched=query("reap", "would_touch" if dry_run else "touched").format(**names),
             told=query("reap", "told_each" if detailed else "told_groups").format(**names),

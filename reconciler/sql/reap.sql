@@ -291,4 +291,4 @@ FROM {table}
 WHERE {status} = {processing} AND {which} {after}
 ORDER BY {order}
 LIMIT 1
-FOR UPDATE SKIP LOCKED
+FOR NO KEY UPDATE SKIP LOCKED
