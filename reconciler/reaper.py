@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from typing import Self
 
 from reconciler.config import Settings, load
 from reconciler.database import Connection, Database
@@ -140,7 +141,14 @@ class Reaper:
         self._stopping.set()
 
     def close(self) -> None:
+        """Close the connection; the next pass would open it again."""
         self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     # ── The steps of a pass ─────────────────────────────────────────────────────────────────────────
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from reconciler.model import PassReport
 from reconciler.reaper import Reaper
 from tests.factories import a_job, the_job
 from tests.postgres import Connection
+
+
+def _one_pass(dsn: str) -> PassReport:
+    with Reaper(dsn, env={}) as reaper:
+        return reaper.run_once()
 
 
 def test_a_row_that_somebody_edits_is_skipped_and_taken_by_the_next_pass(
@@ -13,11 +19,11 @@ def test_a_row_that_somebody_edits_is_skipped_and_taken_by_the_next_pass(
     job = a_job(conn)
     with other_conn.transaction():
         other_conn.execute("update jobs set stage = 'clip' where id = %s", (job,))
-        report = Reaper(dsn, env={}).run_once()
+        report = _one_pass(dsn)
         assert report.ok
         assert report.tables["jobs"].counts["requeued"] == 0
         assert report.tables["jobs"].counts["moved_on"] == 1
-    assert Reaper(dsn, env={}).run_once().tables["jobs"].requeued_ids == [str(job)]
+    assert _one_pass(dsn).tables["jobs"].requeued_ids == [str(job)]
 
 
 def test_a_hung_workers_open_transaction_that_refers_to_its_job_does_not_hide_the_job(
@@ -27,6 +33,6 @@ def test_a_hung_workers_open_transaction_that_refers_to_its_job_does_not_hide_th
     job = a_job(conn)
     with other_conn.transaction():
         other_conn.execute("insert into progress values (%s, 42)", (job,))
-        report = Reaper(dsn, env={}).run_once()
+        report = _one_pass(dsn)
     assert report.tables["jobs"].requeued_ids == [str(job)]
     assert the_job(conn, job)["status"] == "queued"
