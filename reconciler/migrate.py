@@ -158,13 +158,8 @@ class _Run:
 
     def _run(self, step: Step) -> None:
         self._say(step.title)
-        if step.concurrent:
-            for row in old_transactions(self._conn)[:1]:
-                self._say(
-                    f"{step.title}: waits for older transactions, the oldest is pid {row['pid']}"
-                    f" ({row['application_name']}), open for {row['age_sec']} s"
-                )
         try:
+            self._warn_of_waiting(step)
             self._attempt(step)
         except _NOT_NOW:
             raise
@@ -179,6 +174,14 @@ class _Run:
                 " are kept; repair this and run migrate again",
                 code="statement",
             ) from error
+
+    def _warn_of_waiting(self, step: Step) -> None:
+        oldest = old_transactions(self._conn)[:1] if step.concurrent else []
+        for row in oldest:
+            self._say(
+                f"{step.title}: waits for older transactions, the oldest is pid {row['pid']}"
+                f" ({row['application_name']}), open for {row['age_sec']} s"
+            )
 
     def _attempt(self, step: Step) -> None:
         if step.concurrent:

@@ -160,13 +160,16 @@ def _refuse_pooler(conn: Connection, server: Server, url: str) -> None:
     conn.execute(f"SET job_reaper.probe = '{mark}'")  # hex digits of our own
     for _ in range(5):
         with _connect(url) as other:
-            if _seen(other) == mark:
-                conn.execute("RESET job_reaper.probe")
-                raise MigrationError(_POOLED, code="pooler")
+            seen = _seen(other)
+        if seen == mark:
+            conn.execute("RESET job_reaper.probe")
+            raise MigrationError(_POOLED, code="pooler")
+        if seen is None:  # a full pool keeps it waiting, so nobody shares our session
+            return
 
 
 def _seen(other: Connection) -> str | None:
-    """What another session sees of our mark. None too when a full pool keeps it waiting: not shared then."""
+    """What another session sees of our mark; None when it gets no answer in time."""
     other.pgconn.send_query(b"SELECT current_setting('job_reaper.probe', true)")
     other.pgconn.flush()
     deadline = time.monotonic() + 2.0
@@ -178,7 +181,7 @@ def _seen(other: Connection) -> str | None:
     result = other.pgconn.get_result()
     value = result.get_value(0, 0) if result is not None and result.ntuples else None
     other.pgconn.finish()
-    return value.decode() if value else None
+    return (value or b"").decode()
 
 
 def _rival(conn: Connection) -> str:
