@@ -109,7 +109,10 @@ def _pins() -> str:
 def _from_cache(
     programs: Sequence[str], directory: Path, sources: Sequence[Source], progress: Progress
 ) -> dict[str, Path]:
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(f"cannot make the cache {directory} ({error}); set JOB_REAPER_CACHE") from error
     if not os.access(directory, os.W_OK):
         # A cache that somebody else filled (an image, another user) serves as long as nothing is missing.
         broken = [name for name in programs if not intact(directory / name)]

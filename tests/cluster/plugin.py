@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
     from tests.cluster.kube_api import Endpoint, KubeApi
     from tests.cluster.namespace import Namespace
     from tests.cluster.node_tier import NodeTier
+
+
+PROGRAMS = pytest.StashKey[Mapping[str, Path]]()
+MISSING = pytest.StashKey[str]()
 
 
 class Cluster(Protocol):
@@ -84,26 +87,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in ours]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Get the programs before the first test: a build of minutes must not run into a test's time limit."""
+    config = session.config
+    asked = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if config.option.collectonly or _elsewhere(config) or not asked & {"api_cluster", "node_cluster"}:
+        return
+    from tests.cluster import assets, preflight
+    from tests.cluster.process import ClusterError
+
+    whole_node = "node_cluster" in asked and not preflight.node_tier_lacks()
+    wanted = assets.ALL_PROGRAMS if whole_node else assets.API_PROGRAMS
+    if not whole_node and "api_cluster" not in asked:
+        return
+    with _speaking(config):
+        try:
+            config.stash[PROGRAMS] = assets.locate(wanted, given=config.getoption("--kube-assets"))
+        except ClusterError as reason:
+            config.stash[MISSING] = str(reason)
+
+
 @pytest.fixture(scope="session")
 def api_cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """The API tier: one server per pytest process (one per xdist worker), started when first asked for."""
-    from tests.cluster import assets
     from tests.cluster.api_tier import ApiTier
-    from tests.cluster.process import ClusterError
+    from tests.cluster.assets import say
 
     if _elsewhere(request.config):
         yield request.getfixturevalue("foreign_cluster")
         return
-    with _speaking(request):
-        try:
-            programs = assets.locate(assets.API_PROGRAMS, given=request.config.getoption("--kube-assets"))
-        except ClusterError as reason:
-            unavailable("API tier", str(reason))
+    programs = _programs("API tier", request.config)
+    with _speaking(request.config):
         tier = ApiTier(tmp_path_factory.mktemp("api-tier"), programs)
         tier.start()
-        assets.say(f"API tier ready after {tier.started_in:.1f} s")
+        say(f"API tier ready after {tier.started_in:.1f} s")
     yield tier
     tier.stop()
 
@@ -141,7 +160,7 @@ def fault_proxy(api_tier: ApiTier) -> Iterator[FaultProxy]:
 @pytest.fixture(scope="session")
 def node_cluster(request: pytest.FixtureRequest) -> Iterator[NodeCluster]:
     """The node tier: a whole node, with the project's image built from its Dockerfile."""
-    from tests.cluster import assets, images, preflight
+    from tests.cluster import images, preflight
     from tests.cluster.node_tier import NodeTier
 
     if _elsewhere(request.config):
@@ -150,10 +169,8 @@ def node_cluster(request: pytest.FixtureRequest) -> Iterator[NodeCluster]:
     reasons = preflight.node_tier_lacks()
     if reasons:
         unavailable("node tier", "; ".join(reasons))
-    with _speaking(request):
-        began = time.monotonic()
-        programs = assets.locate(assets.ALL_PROGRAMS, given=request.config.getoption("--kube-assets"))
-        assets.say(f"programs ready after {time.monotonic() - began:.1f} s")
+    programs = _programs("node tier", request.config)
+    with _speaking(request.config):
         tier = NodeTier(programs, images.pause_image())
         tier.start()
     try:
@@ -174,7 +191,7 @@ def node_tier(node_cluster: NodeCluster) -> NodeTier:
 @pytest.fixture(scope="session")
 def product_image(request: pytest.FixtureRequest, node_cluster: NodeCluster) -> str:
     """The reference of the project's image, built from the real Dockerfile and present on the node."""
-    with _speaking(request):
+    with _speaking(request.config):
         return node_cluster.product_image()
 
 
@@ -205,7 +222,7 @@ def foreign_cluster(
         lacks = kind_lacks()
         if lacks:
             unavailable("kind", "; ".join(lacks))
-        with _speaking(request):
+        with _speaking(request.config):
             cluster = KindCluster(workspace)
     yield cluster
     cluster.stop()
@@ -219,13 +236,21 @@ def unavailable(tier: str, reason: str) -> NoReturn:
     pytest.skip(message)
 
 
+def _programs(tier: str, config: pytest.Config) -> Mapping[str, Path]:
+    """What pytest_collection_finish got; or the reason why it got nothing, as a skip or a failure."""
+    missing = config.stash.get(MISSING, None)
+    if missing is not None:
+        unavailable(tier, missing)
+    return config.stash[PROGRAMS]
+
+
 def _elsewhere(config: pytest.Config) -> bool:
     return bool(config.getoption("--kubeconfig")) or config.getoption("--cluster") == "kind"
 
 
 @contextlib.contextmanager
-def _speaking(request: pytest.FixtureRequest) -> Iterator[None]:
+def _speaking(config: pytest.Config) -> Iterator[None]:
     """Let progress through pytest's capture: a build of minutes must not look like a hang."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
+    capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
         yield

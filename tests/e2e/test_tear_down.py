@@ -42,13 +42,13 @@ def _needs_the_node_tier() -> None:
         unavailable("node tier", "; ".join(reasons))
 
 
-def one_life(programs: Mapping[str, Path]) -> tuple[Path, frozenset[str]]:
+def one_life(programs: Mapping[str, Path], image: Path) -> tuple[Path, frozenset[str]]:
     """Start a node, run a pod on it that will not end by itself, and stop the node under it."""
     node = NodeTier(programs, images.pause_image())
     node.start()
     try:
-        image = node.product_image()
-        pod = a_python_pod("sleeper", python_container(node, image, SLEEP))
+        node.load_image(image)
+        pod = a_python_pod("sleeper", python_container(node, images.PRODUCT_IMAGE, SLEEP))
         node.api.create("/api/v1/namespaces/default/pods", pod)
         wait_for_phase(node.api, "/api/v1/namespaces/default/pods/sleeper", "Running")
         assert len(traces.processes_in(node.sandbox.namespaces)) > 8
@@ -58,9 +58,10 @@ def one_life(programs: Mapping[str, Path]) -> tuple[Path, frozenset[str]]:
 
 
 def test_a_stopped_node_leaves_the_machine_as_it_was() -> None:
+    image = images.product_image()
     before = traces.machine_state()
 
-    directory, namespaces = one_life(assets.locate(assets.ALL_PROGRAMS))
+    directory, namespaces = one_life(assets.locate(assets.ALL_PROGRAMS), image)
 
     assert traces.left_of(directory, namespaces) == []
     assert traces.differences(before, traces.machine_state()) == []
@@ -119,11 +120,12 @@ def test_a_trace_that_is_left_would_be_seen() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(CYCLE_SECONDS * 10)
 def test_ten_lives_in_a_row_leave_nothing() -> None:
-    programs = assets.locate(assets.ALL_PROGRAMS)
+    # Made once, so that ten lives run the same image while somebody edits the source.
+    programs, image = assets.locate(assets.ALL_PROGRAMS), images.product_image()
     before = traces.machine_state()
 
     for _ in range(10):
-        directory, namespaces = one_life(programs)
+        directory, namespaces = one_life(programs, image)
         assert traces.left_of(directory, namespaces) == []
 
     assert traces.differences(before, traces.machine_state()) == []

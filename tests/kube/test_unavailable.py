@@ -52,7 +52,7 @@ def test_missing_programs_are_named_by_their_packages(monkeypatch: pytest.Monkey
 
 
 def test_the_reason_says_how_to_get_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A normal user is refused before packages are looked at; only the question is asked as root, nothing is done.
+    # A normal user is refused before packages are looked at; only the question is asked as root.
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setitem(preflight.PACKAGES, "no-such-program", "no-such-package")
 
