@@ -77,7 +77,7 @@ def gil(job: JobContext) -> None:
 def chaos(job: JobContext) -> None:
     """A short job whose effect is published under the fence; a second effect is an error."""
     assert job.claim is not None
-    time.sleep(random.uniform(0.05, 0.6))
+    time.sleep(random.uniform(0.05, 1.5))
     with psycopg.connect(DSN, autocommit=True) as conn:
         row = conn.execute(
             "select publish(%s, %s, %s)", (job.job_id, job.attempt, job.claim.worker_id)

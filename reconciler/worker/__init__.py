@@ -53,6 +53,7 @@ __all__ = [
     "release_job",
     "remaining",
     "retry_job",
+    "run_command",
     "run_with_job_context",
     "set_stage",
     "set_up_logging",
@@ -75,6 +76,7 @@ _LATE = {
     "job_row": "events",
     "publish": "output",
     "remaining": "context",
+    "run_command": "command",
     "run_with_job_context": "context",
     "set_up_logging": "logs",
     "timeout_for": "context",
@@ -82,6 +84,7 @@ _LATE = {
     "worker_identity": "identity",
 }
 if TYPE_CHECKING:
+    from reconciler.worker.command import run_command
     from reconciler.worker.context import (
         JobContext,
         check_job_timeout,
