@@ -287,12 +287,15 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """One batch: where it starts, how many rows it may look at and change, how much it should tell."""
+    """One batch: where it starts, how many rows it may look at and change, how much it should tell.
+
+    `after` is the key (lease, id) behind which it starts; without an id, behind all rows of that lease.
+    """
 
     scan: Scan
     as_of: str
     limit: int
-    after: tuple[str | None, str] | None = None
+    after: tuple[str | None, str | None] | None = None
     cap: int | None = None
     only: str | None = None
     detailed: bool = True
@@ -351,10 +354,14 @@ class HolderGroup:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one batch did. Either every changed job is in `changes`, or `holders` sums them up."""
+    """What one batch did. Either every changed job is in `changes`, or `holders` sums them up.
+
+    `edge` is the lease up to which it looked, None when it looked to the end.
+    """
 
     rows: int
     last_key: tuple[str | None, str] | None
+    edge: str | None
     judged: Mapping[str, int]
     deferred: tuple[object, ...]
     fresh: bool

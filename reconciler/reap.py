@@ -137,7 +137,7 @@ class _Sweep:
     def _scan(self, scan: Scan, survey: Survey, rulebook: Rulebook) -> tuple[Survey, Rulebook]:
         seen = 0
         size = self._policy.batch_size
-        after: tuple[str | None, str] | None = None
+        after: tuple[str | None, str | None] | None = None
         while self._room():
             if not self._may_go_on():
                 return survey, rulebook
@@ -163,7 +163,10 @@ class _Sweep:
             seen += page.rows
             after = page.last_key or after
             if page.rows < request.limit:
-                break
+                if page.edge is None:
+                    break
+                # Others hold the missing rows; what lies behind them is still ours to look at.
+                after = (page.edge, None)
             size = min(self._policy.batch_size, size * 2)
         if self._room():
             self._report.counts["moved_on"] += max(0, survey.count(scan) - seen)
@@ -193,7 +196,7 @@ class _Sweep:
         return row.key
 
     def _request(
-        self, scan: Scan, as_of: str, size: int, after: tuple[str | None, str] | None
+        self, scan: Scan, as_of: str, size: int, after: tuple[str | None, str | None] | None
     ) -> PageRequest:
         # A batch is told either job by job or in sums: the first one is cut to what may be told singly.
         untold = LIST_AT_MOST - self._told

@@ -50,28 +50,33 @@ class Statements:
         scan: Scan,
         *,
         resume: bool = False,
+        past_lease: bool = False,
         only: bool = False,
         per_holder: bool = True,
         detailed: bool = True,
         dry_run: bool = False,
     ) -> sql.Composed:
-        """The batch statement. `resume` continues after the last key; a dry run neither locks nor writes."""
+        """The batch statement; a dry run neither locks nor writes.
+
+        `resume` continues after the last key, with `past_lease` after all rows of that lease.
+        """
         names = self._names
         return query("reap", "reap").format(
             **names,
-            **self._page(scan, resume=resume, only=only),
+            **self._page(scan, resume=resume, past_lease=past_lease, only=only),
             lock=sql.SQL("" if dry_run else LOCK),
             rule=query("reap", "rule_per_holder" if per_holder else "rule_for_all").format(),
             touched=query("reap", "would_touch" if dry_run else "touched").format(**names),
             told=query("reap", "told_each" if detailed else "told_groups").format(**names),
         )
 
-    def peek(self, scan: Scan, *, resume: bool) -> sql.Composed:
+    def peek(self, scan: Scan, *, resume: bool, past_lease: bool = False) -> sql.Composed:
         """The statement that reads the next row's key without judging it."""
-        return query("reap", "peek").format(**self._names, **self._page(scan, resume=resume, raw=True))
+        page = self._page(scan, resume=resume, past_lease=past_lease, raw=True)
+        return query("reap", "peek").format(**self._names, **page)
 
     def _page(
-        self, scan: Scan, *, resume: bool, only: bool = False, raw: bool = False
+        self, scan: Scan, *, resume: bool, past_lease: bool, only: bool = False, raw: bool = False
     ) -> dict[str, sql.Composable]:
         names = self._names
         which = self._predicates[f"is_{scan}"]
@@ -81,17 +86,22 @@ class Statements:
         row_id = names["id"] if raw else sql.SQL("id")
         if scan is Scan.STALE:  # the lease is NULL in all of them: the id alone orders
             edge: sql.Composable = sql.SQL("")
+            up_to_edge: sql.Composable = sql.SQL("")
+            edge_key = sql.SQL("NULL")
             after = sql.SQL("AND {id} > %(after_id)s::{id_type}" if resume else "").format(**names)
             order = sql.SQL("{id}").format(**names)
             last_key = sql.SQL("NULL, {id}::text").format(id=row_id)
             last_order = sql.SQL("id DESC")
         else:
-            after = sql.SQL(
-                "AND ({lease}, {id}) > (%(after_lease)s::timestamptz, %(after_id)s::{id_type})"
-                if resume
-                else ""
-            ).format(**names)
+            behind = "AND ({lease}, {id}) > (%(after_lease)s::timestamptz, %(after_id)s::{id_type})"
+            if past_lease:
+                behind = "AND {lease} > %(after_lease)s::timestamptz"
+            after = trusted(behind if resume else "").format(**names)
             edge = query("reap", "edge").format(**names, which=which, after=after)
+            up_to_edge = sql.SQL("AND {lease} <= coalesce((SELECT lease FROM edge), 'infinity')").format(
+                **names
+            )
+            edge_key = sql.SQL("(SELECT to_jsonb(lease) FROM edge)")
             order = sql.SQL("{lease}, {id}").format(**names)
             last_key = sql.SQL("{lease}, {id}::text").format(lease=lease, id=row_id)
             last_order = sql.SQL("lease DESC, id DESC")
@@ -99,6 +109,8 @@ class Statements:
             "which": which,
             "after": after,
             "edge": edge,
+            "up_to_edge": up_to_edge,
+            "edge_key": edge_key,
             "order": order,
             "last_key": last_key,
             "last_order": last_order,
@@ -185,11 +197,14 @@ def _names(shape: TableShape) -> Mapping[str, sql.Composable]:
 
 def _predicates(names: Mapping[str, sql.Composable]) -> dict[str, sql.Composable]:
     """The three scans' conditions, and what counts as unleased: only counted, never locked."""
-    sign = "coalesce(nullif({beat}, 'infinity'), nullif({start}, 'infinity'))"
     as_of = "coalesce(%(as_of)s::timestamptz, statement_timestamp())"
+    a_day_ahead = f"({as_of} + make_interval(secs => %(far_sec)s))"
+    beaten = "CASE WHEN {beat} <= " + a_day_ahead + " THEN {beat} END"
+    started = "CASE WHEN {start} <= " + a_day_ahead + " THEN {start} END"
+    sign = f"coalesce({beaten}, {started})"
     timeout = "make_interval(secs => %(lease_timeout_sec)s)"
-    earlier_run = "coalesce({lease} < nullif({start}, 'infinity'), false)"
-    far = "{lease} > " + as_of + " + make_interval(secs => %(far_sec)s)"
+    earlier_run = "coalesce({lease} < " + f"{started}, false)"
+    far = "{lease} > " + a_day_ahead
     texts = {
         # A row whose lease is an earlier run's is judged by its beat; while that is fresh it is healthy.
         "is_expired": "{lease} < " + as_of + f" AND NOT ({earlier_run} AND {sign} >= {as_of} - {timeout})",

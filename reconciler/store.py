@@ -77,6 +77,7 @@ class PgStore:
         statement = self._statements.reap(
             request.scan,
             resume=request.after is not None,
+            past_lease=_past_lease(request),
             only=request.only is not None,
             per_holder=asks_holders(rulebook),
             detailed=request.detailed,
@@ -95,7 +96,9 @@ class PgStore:
         return self._database.run(work)
 
     def peek(self, request: PageRequest) -> NextRow | None:
-        statement = self._statements.peek(request.scan, resume=request.after is not None)
+        statement = self._statements.peek(
+            request.scan, resume=request.after is not None, past_lease=_past_lease(request)
+        )
         parameters = self._request_parameters(request)
         row = self._database.run(lambda conn: conn.execute(statement, parameters).fetchone())
         return None if row is None else NextRow(key=(row[0][0], row[0][1]), id=row[1])
@@ -119,13 +122,18 @@ class PgStore:
         return row
 
 
+def _past_lease(request: PageRequest) -> bool:
+    return request.after is not None and request.after[1] is None
+
+
 def _page(row: tuple[Any, ...]) -> Page:
-    rows, last_key, judged, deferred, fresh, each, grouped = row
+    rows, last_key, edge, judged, deferred, fresh, each, grouped = row
     changes = tuple(Change(*fields) for fields in each or ())
     groups, holders = _from_sql(grouped or []) if each is None else (_from_changes(changes), ())
     return Page(
         rows=rows,
         last_key=None if last_key is None else (last_key[0], last_key[1]),
+        edge=edge,
         judged=judged or {},
         deferred=tuple(deferred or ()),
         fresh=fresh,

@@ -53,7 +53,7 @@ SELECT
     ARRAY(SELECT DISTINCT {locked_by}::text FROM {table}
           WHERE {status} = {processing} AND {locked_by} IS NOT NULL LIMIT %(enough)s),
     EXISTS (SELECT 1 FROM {table}
-            WHERE {status} = {processing} AND {beat} <> 'infinity'
+            WHERE {status} = {processing} AND {beat} < statement_timestamp() + interval '1 day'
               AND {beat} > statement_timestamp() - make_interval(secs => %(silent_sec)s))
 
 -- name: reap
@@ -64,14 +64,14 @@ SELECT
 --
 -- Each LATERAL step names what the next one needs; OFFSET 0 keeps the planner from folding the steps into
 -- one another, which would evaluate every expression many times over.
-WITH page AS MATERIALIZED (
+WITH {edge} page AS MATERIALIZED (
     SELECT
         ctid AS row_ctid, tableoid AS row_table, {id} AS id, {locked_by}::text AS locked_by, {lease} AS lease,
         {beat} AS beat, {start} AS start, {due} AS due, {attempt}::bigint AS attempt,
         {refunded}::bigint AS refunded, {max_attempts}::bigint AS max_attempts, {stage}::text AS stage,
         {expected_ms} AS expected_ms
     FROM {table}
-    WHERE {status} = {processing} AND {which} {after} {edge}
+    WHERE {status} = {processing} AND {which} {after} {up_to_edge}
       -- Evidence grows old: a reaper that was paused since it asked acts on nothing.
       AND statement_timestamp() < %(as_of)s::timestamptz + make_interval(secs => %(evidence_sec)s)
     ORDER BY {order}
@@ -94,7 +94,10 @@ WITH page AS MATERIALIZED (
         SELECT CASE WHEN expected_ms IS NULL THEN %(default_lease_sec)s ELSE
             least(greatest(%(default_lease_sec)s::numeric,
                            ceil(expected_ms * (%(factors)s::jsonb ->> stage)::numeric * 0.001)),
-                  %(max_lease_sec)s::numeric)::float8 END AS lease_sec
+                  %(max_lease_sec)s::numeric)::float8 END AS lease_sec,
+            -- A beat or a start more than a day ahead says nothing, like infinity.
+            CASE WHEN beat <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN beat END AS beaten,
+            CASE WHEN start <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN start END AS started
         OFFSET 0
     ) AS l
     -- The holder's rule. No rule at all (NULL verdict) leaves the row for the next pass.
@@ -104,18 +107,17 @@ WITH page AS MATERIALIZED (
         SELECT
             CASE
                 -- A lease that ended before this run began belongs to an earlier run.
-                WHEN lease IS NULL OR lease < nullif(start, 'infinity') THEN
-                    CASE WHEN beat <> 'infinity' THEN 'beat' WHEN start <> 'infinity' THEN 'start' ELSE 'none' END
+                WHEN lease IS NULL OR lease < least(l.started, statement_timestamp()) AND l.started IS NOT NULL THEN
+                    CASE WHEN l.beaten IS NOT NULL THEN 'beat' WHEN l.started IS NOT NULL THEN 'start' ELSE 'none' END
                 WHEN lease > statement_timestamp() + make_interval(secs => greatest(2 * l.lease_sec, %(far_sec)s))
-                    THEN CASE WHEN beat <> 'infinity' OR start <> 'infinity' THEN 'far' ELSE 'none' END
+                    THEN CASE WHEN coalesce(l.beaten, l.started) IS NOT NULL THEN 'far' ELSE 'none' END
                 ELSE 'lease'
             END AS kind
         OFFSET 0
     ) AS k
     CROSS JOIN LATERAL (
         SELECT
-            CASE WHEN k.kind = 'lease' THEN lease
-                 ELSE coalesce(nullif(beat, 'infinity'), nullif(start, 'infinity')) END AS mark,
+            CASE WHEN k.kind = 'lease' THEN lease ELSE coalesce(l.beaten, l.started) END AS mark,
             k.kind IN ('beat', 'start') AS uncounted
         OFFSET 0
     ) AS stamp
@@ -183,6 +185,7 @@ WITH page AS MATERIALIZED (
 SELECT
     (SELECT count(*) FROM page),
     (SELECT jsonb_build_array({last_key}) FROM page ORDER BY {last_order} LIMIT 1),
+    {edge_key},
     (SELECT jsonb_object_agg(outcome, n) FROM (
         SELECT outcome, count(*) AS n FROM judged GROUP BY 1) AS o),
     (SELECT jsonb_agg(id) FROM (
@@ -278,10 +281,12 @@ touched AS (SELECT * FROM worded)
 
 -- name: edge
 -- Where this page ends, read off the index. Without it a planner whose statistics are older than the
--- outage sorts every expired row for every page.
-AND {lease} <= coalesce((
-    SELECT {lease} FROM {table} WHERE {status} = {processing} AND {which} {after}
-    ORDER BY {lease} OFFSET %(limit)s - 1 LIMIT 1), 'infinity')
+-- outage sorts every expired row for every page. NULL: there is no full page left. It is told, because a
+-- page that others' locks have thinned out is not the last one.
+edge AS MATERIALIZED (
+    SELECT (SELECT {lease} FROM {table} WHERE {status} = {processing} AND {which} {after}
+            ORDER BY {lease} OFFSET %(limit)s - 1 LIMIT 1) AS lease
+),
 
 -- name: peek
 -- The next row nobody else holds: the one a batch of one would try. It is named before it is tried, so
