@@ -98,6 +98,7 @@ def test_describe_gives_every_key_once_with_its_source() -> None:
     assert by_key["database.url"]["value"] == "postgresql://u:***@h/d"
     assert "hunter2" not in json.dumps(rows)
     assert "hunter2" not in json.dumps(document(load(env=env)))
+    assert "url" not in document(load(env=env))["database"], "the file must not hold it, masked or not"
 
 
 def test_the_checksum_follows_the_values_not_their_source_or_spelling(tmp_path: Path) -> None:

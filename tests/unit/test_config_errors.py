@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from reconciler.config import load
+from reconciler.config import Settings, load
 from reconciler.errors import ConfigError, Problem
 
 
@@ -329,3 +330,9 @@ def test_settings_do_not_print_their_secrets() -> None:
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(settings)
     assert settings.pushgateway_url == "http://u:hunter2@push"
+
+
+def test_settings_built_by_hand_do_not_print_a_wrong_secret() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"database": {"url": "mysql://u:hunter2@h/d"}})
+    assert "hunter2" not in str(caught.value)

@@ -92,6 +92,20 @@ def test_a_name_that_cannot_be_a_table_is_an_error_that_says_what_to_do(name: st
     assert problem.allowed == "a Postgres name of 1 to 63 bytes, without quotes around it"
 
 
+@pytest.mark.parametrize("name", ["''", "'a,b'", "' jobs'"])
+def test_an_impossible_name_in_the_file_is_one_problem(tmp_path: Path, name: str) -> None:
+    (problem,) = problems_of({}, a_file(tmp_path, f"tables: {{{name}: {{}}}}"))
+    assert problem.allowed == "a name of 1 to 127 characters without a comma"
+
+
+def test_a_wrong_selection_is_the_only_problem_while_nobody_knows_which_tables_are_meant(
+    tmp_path: Path,
+) -> None:
+    path = a_file(tmp_path, "tables: {jobs: {table: x}, asr_jobs: {table: x}}")
+    (problem,) = problems_of({"REAPER_TABLES": "jobs,"}, path)
+    assert problem.source == "env REAPER_TABLES"
+
+
 def test_names_that_need_quoting_are_kept_as_they_are(tmp_path: Path) -> None:
     path = a_file(tmp_path, """tables: {Jobs: {schema: "my app", table: 'we"ird'}, Überjobs: }""")
     assert places({}, path) == [("Jobs", "my app", 'we"ird'), ("Überjobs", None, "Überjobs")]
