@@ -10,7 +10,6 @@ stage's own lease has passed once more; then it counts as hung.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,7 +27,7 @@ from reconciler.model import (
     Rulebook,
     Verdict,
 )
-from reconciler.sla import far_ahead_sec, mercy_sec, stage_lease_sec, start_stale_sec
+from reconciler.sla import FAR_AHEAD_SEC, far_ahead_sec, mercy_sec, stage_lease_sec, start_stale_sec
 
 DEAD = frozenset({Verdict.DEAD_CONFIRMED, Verdict.DEAD_INFERRED})
 
@@ -68,11 +67,14 @@ class Judged:
 
 
 def judged_stamp(job: Job, policy: Policy, lease_sec: int) -> Judged:
-    """Choose the stamp (SPEC.md decision 2). 'infinity' in a beat or a start says nothing."""
-    beat = None if job.beat_age == -math.inf else job.beat_age
-    start = None if job.start_age == -math.inf else job.start_age
+    """Choose the stamp (SPEC.md decision 2).
+
+    A beat or a start more than a day ahead says nothing, like 'infinity': a skewed clock is hours off, not
+    days, and a job must not stay stuck until the year 3000. A lease that still runs is nobody's past.
+    """
+    beat, start = _believed(job.beat_age), _believed(job.start_age)
     lease = job.lease_age
-    earlier_run = lease is not None and start is not None and lease > start
+    earlier_run = lease is not None and start is not None and lease > max(start, 0)
     if lease is None or earlier_run:
         timeout = policy.lease_timeout_sec
         if beat is not None:
@@ -84,6 +86,10 @@ def judged_stamp(job: Job, policy: Policy, lease_sec: int) -> Judged:
         sign = beat if beat is not None else start
         return Judged(Kind.NONE) if sign is None else Judged(Kind.FAR, sign, lease_sec, lease_sec)
     return Judged(Kind.LEASE, lease)
+
+
+def _believed(sign_age: float | None) -> float | None:
+    return None if sign_age is None or sign_age < -FAR_AHEAD_SEC else sign_age
 
 
 def decide(job: Job, rulebook: Rulebook, policy: Policy, *, attempt_ceiling: int = INT_MAX) -> Decision:
@@ -102,12 +108,11 @@ def decide(job: Job, rulebook: Rulebook, policy: Policy, *, attempt_ceiling: int
         and rule.verdict is Verdict.ALIVE
         and stamp.age - stamp.allow_sec > rule.other_beat_age + 2 * policy.heartbeat_sec
     )
-    verdict = Verdict.DROPPED if dropped else rule.verdict
     if not _may_act(
         job,
         stamp,
         rule,
-        verdict=verdict,
+        dropped=dropped,
         grace_sec=rulebook.grace_sec,
         mercy=mercy_sec(policy.liveness, lease_sec),
     ):
@@ -150,17 +155,15 @@ def _rule_for(job: Job, rulebook: Rulebook) -> Rule | None:
     return rule
 
 
-def _may_act(
-    job: Job, stamp: Judged, rule: Rule, *, verdict: Verdict, grace_sec: float, mercy: float
-) -> bool:
+def _may_act(job: Job, stamp: Judged, rule: Rule, *, dropped: bool, grace_sec: float, mercy: float) -> bool:
     if rule.mode is Mode.NOW and _silent(job, rule):
         return True
     if not stamp.expired:
         return False
     patience = 0.0
-    if rule.mode is Mode.CAPPED and verdict is not Verdict.DROPPED:
+    if rule.mode is Mode.CAPPED and not dropped:
         patience = mercy
-    if verdict not in DEAD:
+    if rule.verdict not in DEAD:
         patience = max(patience, grace_sec)
     return patience == 0 or stamp.expired_beyond(patience)
 
