@@ -205,12 +205,16 @@ def _predicates(names: Mapping[str, sql.Composable]) -> dict[str, sql.Composable
     timeout = "make_interval(secs => %(lease_timeout_sec)s)"
     earlier_run = "coalesce({lease} < " + f"{started}, false)"
     far = "{lease} > " + a_day_ahead
+    stage_lease = "ceil({expected_ms} * (%(factors)s::jsonb ->> {stage}::text)::numeric * 0.001)"
+    stage_lease = f"least(greatest(%(default_lease_sec)s, {stage_lease}), %(max_lease_sec)s)::float8"
+    beyond_stage = "{lease} > " + f"{as_of} + make_interval(secs => 2 * {stage_lease})"
     texts = {
         # A row whose lease is an earlier run's is judged by its beat; while that is fresh it is healthy.
         "is_expired": "{lease} < " + as_of + f" AND NOT ({earlier_run} AND {sign} >= {as_of} - {timeout})",
         "is_far": far + f" AND {sign} < {as_of} - make_interval(secs => %(default_lease_sec)s)",
         "is_stale": "{lease} IS NULL AND " + f"{sign} < {as_of} - {timeout}",
         "is_unstamped": "{lease} IS NULL AND " + f"{sign} IS NULL",
-        "is_far_unstamped": far + f" AND {sign} IS NULL",
+        # The first half is found by the index, the second asks what the stage's own lease is.
+        "is_far_unstamped": far + f" AND {sign} IS NULL AND {beyond_stage}",
     }
     return {name: trusted(text).format(**names) for name, text in texts.items()}
