@@ -80,7 +80,7 @@ WITH {edge} page AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     SELECT
         page.*, stamp.uncounted, fate.*, e.expired,
-        CASE WHEN e.forgotten THEN 'DROPPED' ELSE r.verdict END AS verdict, r.pod,
+        CASE WHEN e.forgotten AND e.expired THEN 'DROPPED' ELSE r.verdict END AS verdict, r.pod,
         e.attempts_allowed,
         CASE WHEN e.expired AND isfinite(stamp.mark)
              THEN extract(epoch FROM statement_timestamp() - stamp.mark)::float8 - e.allow_sec END AS overdue_sec,
