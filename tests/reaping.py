@@ -130,6 +130,16 @@ def by_status(conn: Connection, table: str = "jobs") -> dict[str, int]:
     return dict(rows.fetchall())
 
 
+def one_event_per_change(conn: Connection, table: str = "jobs") -> bool:
+    """Every changed row has exactly one event, every event a changed row."""
+    odd = (
+        f"select count(*) from {table} j"
+        " full join (select job_id, count(*) as n from job_events group by 1) e on e.job_id = j.id::text"
+        " where (j.status = 'processing') <> (e.n is null) or e.n > 1"
+    )
+    return bool(count_of(conn, odd) == 0)
+
+
 def delay_sec(conn: Connection, job: Any, table: str) -> float:
     """How far ahead of the event's own moment the job may run again."""
     value = count_of(
