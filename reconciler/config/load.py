@@ -234,8 +234,8 @@ class _Loading:
 
 
 def _skeleton(section: type[Section]) -> dict[str, Any]:
-    # An empty mapping for each section, so that pydantic compiles one schema, not one for every section it
-    # would build by default: 25 ms of each start.
+    # An empty mapping for each section, so that pydantic compiles one schema and not another one for every
+    # section it would build by default: 6 ms instead of 8 at each start.
     below = ((alias, entry[2]) for alias, entry in branches(section).items())
     return {alias: _skeleton(b.section) for alias, b in below if isinstance(b, Branch) and b.section}
 
