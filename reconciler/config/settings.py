@@ -2,9 +2,9 @@
 
 Plain pydantic, not pydantic-settings: importing that cost 74 to 88 ms more than pydantic alone (three
 measurements with bytecode; bare python 10, pydantic 77 to 84, pydantic-settings 2.16 152 to 171), in a
-process that starts every minute, and it cannot say what this package exists to say. Its sources merge before they
-validate, so a wrong value that another one hides goes unseen, a right one loses its origin, and a variable
-that is only "the default of" a key cannot rank below the file.
+process that starts every minute, and it cannot say what this package exists to say. Its sources merge before
+they validate, so a wrong value that another one hides goes unseen, a right one loses its origin, and a
+variable that is only "the default of" a key cannot rank below the file.
 """
 
 from collections.abc import Mapping
