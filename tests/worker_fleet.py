@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
+import pytest
 
-from reconciler.model import BackoffPolicy, Policy, SlaPolicy
-from reconciler.worker import Sdk, Worker
-from tests.postgres import Connection
+from reconciler.reaper import Reaper
+from reconciler.worker import Worker
+from tests.postgres import Connection, in_ci
 
 PATIENCE_SEC = 30.0
 
@@ -34,17 +34,6 @@ def eventually(condition: Callable[[], Any], what: str = "", timeout: float = PA
             return value
         assert time.monotonic() < deadline, f"not within {timeout} s: {what or condition}"
         time.sleep(0.02)
-
-
-def a_fast_sdk(*, lease_sec: int = 3, beat_sec: int = 1, backoff_sec: float = 0.05, **options: Any) -> Sdk:
-    """Leases of seconds and delays of milliseconds."""
-    policy = Policy(
-        sla=SlaPolicy(default_lease_sec=lease_sec),
-        backoff=BackoffPolicy(steps_sec=(backoff_sec,)),
-        heartbeat_sec=beat_sec,
-        lease_timeout_sec=lease_sec,
-    )
-    return Sdk(policy, **options)
 
 
 @contextmanager
@@ -83,24 +72,17 @@ def status_of(conn: Connection, job: Any, table: str = "jobs") -> Any:
     return one(conn, f'select status from "{table}" where id = %s', job)
 
 
-def reap(conn: Connection, *, wait_sec: float = 0.0) -> int:
-    """The document's two statements (000, "Reaper algorithm"), with a delay of the test's choice."""
-    changed = 0
-    for table in ("jobs", "asr_jobs"):
-        exhausted = "attempt_count - attempts_refunded >= max_attempts"
-        cleared = (
-            "locked_by = null, lease_expires_at = null, last_heartbeat_at = null,"
-            " processing_started_at = null"
-        )
-        expired = "status = 'processing' and lease_expires_at < now()"
-        for statement in (
-            f"update {table} set status = 'queued', {cleared},"
-            f" next_earliest_run_at = now() + interval '{wait_sec} s' where {expired} and not {exhausted}",
-            f"update {table} set status = 'failed', fail_code = 'timeout', {cleared}"
-            f" where {expired} and {exhausted}",
-        ):
-            changed += conn.execute(statement.encode()).rowcount
-    return changed
+def reap(conn: Connection, *, wait_sec: float = 0.001) -> int:
+    """One pass of the real reaper, with a delay of the test's choice. How many jobs it changed."""
+    delay = str(int(wait_sec * 1000))
+    env = {"JOB_RETRY_BACKOFF_MS_BASE": delay, "JOB_RETRY_BACKOFF_MS_MAX": delay, "REAPER_LIVENESS": "off"}
+    reaper = Reaper(conn.info.dsn, env=env)
+    try:
+        report = reaper.run_once()
+    finally:
+        reaper.close()
+    assert report.ok, report
+    return sum(table.counts["requeued"] + table.counts["failed"] for table in report.tables.values())
 
 
 def an_effects_table(conn: Connection) -> None:
@@ -188,5 +170,9 @@ def worker_process(dsn: str, **options: Any) -> Iterator[WorkerProcess]:
         worker.close()
 
 
-def connected(dsn: str) -> Connection:
-    return psycopg.connect(dsn, autocommit=True)
+def missing_program(name: str) -> None:
+    """Skip on a developer's machine; in CI a test that cannot run is a failure."""
+    sentence = f"{name} is not installed: run scripts/ci-packages"
+    if in_ci():
+        pytest.fail(sentence)
+    pytest.skip(sentence)

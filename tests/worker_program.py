@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from reconciler.worker import JobContext, Worker, configure, set_up_logging
-from tests.worker_fleet import a_fast_sdk
+from tests.worker_settings import a_fast_sdk
 
 DSN = os.environ["DATABASE_URL"]
 
@@ -77,7 +77,7 @@ def gil(job: JobContext) -> None:
 def chaos(job: JobContext) -> None:
     """A short job whose effect is published under the fence; a second effect is an error."""
     assert job.claim is not None
-    time.sleep(random.uniform(0.05, 1.5))
+    time.sleep(random.uniform(0.05, 0.8))
     with psycopg.connect(DSN, autocommit=True) as conn:
         row = conn.execute(
             "select publish(%s, %s, %s)", (job.job_id, job.attempt, job.claim.worker_id)

@@ -14,7 +14,7 @@ from tests.worker_fleet import WorkerProcess, one, reap
 
 JOBS = 500
 WORKERS = 20
-KILLS = 80
+KILLS = 40
 HANDLER = """
 create table output (job_id uuid primary key, attempt int not null);
 create table tries (job_id uuid, attempt int, first boolean, primary key (job_id, attempt));

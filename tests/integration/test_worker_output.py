@@ -19,11 +19,13 @@ from reconciler.worker.output import FileStorage
 from reconciler.worker.periodic import Periodic
 from tests.factories import a_queued_job, the_events, the_job
 from tests.postgres import Connection
-from tests.worker_fleet import a_fast_sdk, eventually, one, running, status_of
+from tests.worker_fleet import eventually, missing_program, one, running, status_of
+from tests.worker_settings import a_fast_sdk
 
 STATE = """create table if not exists reaper_state (
     scope text primary key, holder text, until timestamptz, last_success_at timestamptz,
-    resumed_at timestamptz, counters jsonb not null default '{}', updated_at timestamptz not null default now())"""
+    resumed_at timestamptz, counters jsonb not null default '{}',
+    updated_at timestamptz not null default now())"""
 
 
 def a_worker(dsn: str, handler: Any, **options: Any) -> Worker:
@@ -87,7 +89,7 @@ def test_the_example_worker_cuts_a_clip(
     dsn: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ffmpeg: bool
 ) -> None:
     if with_ffmpeg and shutil.which("ffmpeg") is None:
-        pytest.skip("ffmpeg is not installed (apt: ffmpeg)")
+        missing_program("ffmpeg")
     monkeypatch.setenv("CLIP_STORAGE", str(tmp_path / "clips"))
     spec = importlib.util.spec_from_file_location("clip_worker", "examples/clip_worker.py")
     assert spec is not None

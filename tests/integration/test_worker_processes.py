@@ -16,16 +16,17 @@ from tests.factories import a_queued_job, the_events, the_job
 from tests.postgres import Connection, Server
 from tests.worker_fleet import (
     WorkerProcess,
-    a_fast_sdk,
     an_effects_table,
     effects,
     eventually,
+    missing_program,
     one,
     reap,
     running,
     status_of,
     worker_process,
 )
+from tests.worker_settings import a_fast_sdk
 
 
 @pytest.fixture(autouse=True)
@@ -278,7 +279,7 @@ def test_a_worker_that_cannot_beat_fences_itself_before_its_lease_ends_and_ends_
 def test_the_workers_clock_an_hour_off_changes_no_stamp(dsn: str, conn: Connection, offset: str) -> None:
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if library is None:
-        pytest.skip("libfaketime is not installed (apt: faketime)")
+        missing_program("faketime")
     job = a_queued_job(conn, stage="short")
     fake = {"LD_PRELOAD": str(library), "FAKETIME": offset}
     with worker_process(dsn, env=fake, lease_sec=2) as worker:

@@ -24,7 +24,8 @@ from reconciler.worker import (
 from reconciler.worker import metrics as counted
 from tests.factories import a_queued_job, the_events, the_job
 from tests.postgres import Connection
-from tests.worker_fleet import a_fast_sdk, eventually, one, running, status_of
+from tests.worker_fleet import eventually, one, running, status_of
+from tests.worker_settings import a_fast_sdk
 
 
 def a_worker(dsn: str, handler: Any, **options: Any) -> Worker:
