@@ -12,12 +12,12 @@ PREFIX = "job-reaper-node-"
 
 
 def hierarchies() -> list[Path]:
-    """Where groups must be made: the one tree of version 2, or each controller's of version 1."""
+    """Every tree of groups: the one of version 2, each controller's of version 1, and on hybrids both.
+
+    On a hybrid runc makes its groups in version 2's tree as well, where nobody asked for them.
+    """
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    version_1 = sorted({Path(fields[1]) for fields in mounts if fields[2] == "cgroup"})
-    if version_1:
-        return version_1
-    return [Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"][:1]
+    return sorted({Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")})
 
 
 def create(name: str) -> None:
@@ -32,8 +32,11 @@ def remove(name: str) -> None:
 
 
 def present() -> set[str]:
-    """Names of all groups that a cluster of ours made and nobody removed yet."""
-    return {path.name for tree in hierarchies() for path in tree.glob(f"{PREFIX}*")}
+    """Names of all groups that a cluster of ours made and nobody removed yet.
+
+    Looks at directories and not at hierarchies(): a check must not share the blind spot of what it checks.
+    """
+    return {path.name for pattern in (f"{PREFIX}*", f"*/{PREFIX}*") for path in ROOT.glob(pattern)}
 
 
 def _try_remove(name: str) -> bool:
