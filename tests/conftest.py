@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -21,9 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # pytest-asyncio warns while asyncio_default_fixture_loop_scope is unset in pyproject.toml, and a warning
-    # is an error here: not one test would run. This line goes when the option is set there.
-    warnings.filterwarnings("ignore", message=".*asyncio_default_fixture_loop_scope")
     config.addinivalue_line("markers", "every_postgres: run this test on every major of Postgres found")
 
 
