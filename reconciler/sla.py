@@ -1,7 +1,7 @@
 """How long a stage may hold a job: pure arithmetic, exact, and the same in SQL.
 
 The worker sets and extends its lease by this number, and the reaper measures its mercy with it, so the
-two must agree to the second. Floats do not (10 * 1.1 is a hair over 11 and would round up), hence
+two must agree to the second. Floats do not (100 * 1.1 is a hair over 110 and would round up), hence
 Decimal here and numeric in SQL.
 """
 
