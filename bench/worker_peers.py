@@ -53,7 +53,6 @@ async def pgqueuer(dsn: str, jobs: int, concurrency: int) -> dict[str, Any]:
         await queue.queries.install()
         done = 0
         ended = 0.0
-    ended = 0.0
 
         @queue.entrypoint("nothing")
         async def nothing(_: Any) -> None:
