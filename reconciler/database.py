@@ -40,7 +40,11 @@ _SETTINGS = (
 # Worth another try on the same or a new connection: the server said "not now", not "never".
 _TRANSIENT = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _TRANSIENT_CLASSES = frozenset({"08", "53"})
-_ROW_CLASSES = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "P0", "54"})
+_CONFLICTS = frozenset({"40001", "40P01"})
+_ROW_CLASSES = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "P0", "54", "XX"})
+
+CONFLICT_CODES = frozenset({"conflict", "lock_timeout"})
+"""Others were in the way. It may pass; or it is one row's trigger, and then it never does."""
 
 
 class Database:
@@ -71,11 +75,12 @@ class Database:
         twin._conn = None
         return twin
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T], *, conflict_tries: int = TRIES) -> T:
         """Do `work` in one transaction; try again when the server only said "not now".
 
         The work must be repeatable: a connection lost during COMMIT may have committed. Ours is, because a
-        row that was changed is not found again.
+        row that was changed is not found again. A caller who can do better than try a conflict again (a
+        smaller batch) says so with `conflict_tries`.
         """
         for attempt in range(1, TRIES + 1):
             try:
@@ -84,7 +89,8 @@ class Database:
             except psycopg.Error as error:
                 translated = translate(error)
                 self._drop_if_broken()
-                if attempt == TRIES or not isinstance(translated, TransientError):
+                tries = conflict_tries if translated.code in CONFLICT_CODES else TRIES
+                if attempt >= tries or not isinstance(translated, TransientError):
                     raise translated from error
                 self._pause(FIRST_PAUSE_SEC * 2 ** (attempt - 1) * (1 + random.random()))  # noqa: S311 - jitter
         raise AssertionError("unreachable")
@@ -141,7 +147,11 @@ def translate(error: psycopg.Error) -> ReaperError:  # noqa: PLR0911 - a table o
     if state == "57014":  # our statement_timeout: a smaller batch may pass, so it is the rows' fault
         return RowError(message, code="statement_timeout")
     if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
-        return TransientError(message, code="lock_timeout" if state == "55P03" else "transient")
+        code = "lock_timeout" if state == "55P03" else "conflict" if state in _CONFLICTS else "transient"
+        return TransientError(message, code=code)
+    if error.diag.context or _by_row_policy(state, message):
+        # Raised inside a function of the app, a trigger's as a rule: whatever its code says, a row did it.
+        return RowError(f"{message} (SQLSTATE {state})", code="row")
     if state == "25006":
         return DatabaseError(
             f"{message}; the database is read-only: point DATABASE_URL at the primary", code="read_only"
@@ -155,6 +165,10 @@ def translate(error: psycopg.Error) -> ReaperError:  # noqa: PLR0911 - a table o
     if state[:2] in _ROW_CLASSES:
         return RowError(f"{message} (SQLSTATE {state})", code="row")
     return TableError(f"{message} (SQLSTATE {state})", code="sql")
+
+
+def _by_row_policy(state: str, message: str) -> bool:
+    return state == "42501" and "row-level security" in message
 
 
 def _without_state(error: psycopg.Error, message: str) -> ReaperError:

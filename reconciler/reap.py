@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
-from reconciler.errors import ReaperError, RowError, TransientError
+from reconciler.errors import ReaperError, RowError, TableError, TransientError
 from reconciler.model import (
+    NextRow,
     Outcome,
     Page,
     PageRequest,
@@ -143,14 +144,17 @@ class _Sweep:
                 return survey, rulebook
             request = self._request(scan, survey.as_of, size, after)
             try:
-                if size == 1:
-                    after = self._one_row(request, rulebook)
-                    seen += after is not None
-                    if after is None:
+                if size > 1:
+                    page = self._store.reap(request, rulebook)
+                else:
+                    row = self._store.peek(request)
+                    if row is None:
                         break
-                    size = 2
-                    continue
-                page = self._store.reap(request, rulebook)
+                    alone = self._try_alone(row, request, rulebook)
+                    if alone is None or alone.fresh:
+                        after, seen, size = row.key, seen + 1, min(2, self._policy.batch_size)
+                        continue
+                    page = alone
             except (RowError, TransientError) as error:
                 if not _worth_halving(error):
                     raise
@@ -168,32 +172,39 @@ class _Sweep:
                 # Others hold the missing rows; what lies behind them is still ours to look at.
                 after = (page.edge, None)
             size = min(self._policy.batch_size, size * 2)
-        if self._room():
-            self._report.counts["moved_on"] += max(0, survey.count(scan) - seen)
-        else:
-            self._report.capped = True
+        self._scanned(survey.count(scan) - seen)
         return survey, rulebook
 
-    def _one_row(self, request: PageRequest, rulebook: Rulebook) -> tuple[str | None, str] | None:
-        """Try the next row alone; if it cannot be written, name it and step over it."""
-        row = self._store.peek(request)
-        if row is None:
-            return None
+    def _scanned(self, missing: int) -> None:
+        if self._room():
+            self._report.counts["moved_on"] += max(0, missing)
+        else:
+            self._report.capped = True
+
+    def _try_alone(self, row: NextRow, request: PageRequest, rulebook: Rulebook) -> Page | None:
+        """Try one row alone; if it cannot be written, name it, so that it can be stepped over."""
         try:
-            self._take_in(self._store.reap(replace(request, only=row.key[1]), rulebook))
-            self._locked_out = 0
+            page = self._store.reap(replace(request, only=row.key[1]), rulebook)
         except (RowError, TransientError) as error:
             if not _worth_halving(error):
                 raise
             self._locked_out = self._locked_out + 1 if isinstance(error, TransientError) else 0
             if self._locked_out >= LOCKED_OUT_AFTER:
-                raise
+                raise TableError(
+                    f"{self._locked_out} jobs in a row could not be written: {error.message}; somebody holds"
+                    " a lock on the table or its events (pg_locks shows who)",
+                    code=error.code,
+                ) from error
             self._report.counts["poisoned"] += 1
             if len(self._report.poisoned) < LIST_AT_MOST:
                 poison = Poison(row.id, error.message)
                 self._report.poisoned.append(poison)
                 self._recorder.poisoned(self._report.name, poison)
-        return row.key
+            return None
+        self._locked_out = 0
+        if page.fresh:
+            self._take_in(page)
+        return page
 
     def _request(
         self, scan: Scan, as_of: str, size: int, after: tuple[str | None, str | None] | None
@@ -238,5 +249,5 @@ class _Sweep:
 
 
 def _worth_halving(error: ReaperError) -> bool:
-    """A row's own fault, or a lock that may belong to one row's trigger: a smaller batch isolates it."""
-    return isinstance(error, RowError) or error.code == "lock_timeout"
+    """A row's own fault, or a conflict that may belong to one row's trigger: a smaller batch isolates it."""
+    return isinstance(error, RowError) or error.code in ("lock_timeout", "conflict")

@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import sql
 
-from reconciler.database import Connection, Database
+from reconciler.database import TRIES, Connection, Database
 from reconciler.model import (
     Change,
     Fleet,
@@ -93,7 +93,8 @@ class PgStore:
                 self._count(conn, self.spec.name, _counters(page))
             return page
 
-        return self._database.run(work)
+        # A conflict inside a batch may be one row's own: the caller halves at once. Alone it gets its tries.
+        return self._database.run(work, conflict_tries=1 if request.only is None else TRIES)
 
     def peek(self, request: PageRequest) -> NextRow | None:
         statement = self._statements.peek(
