@@ -89,6 +89,11 @@ class _Collector:
             yield shown
 
 
+def all_metrics() -> tuple[Metric, ...]:
+    """Every metric a worker has."""
+    return tuple(_REGISTERED)
+
+
 def register(registry: Any = None) -> None:
     """Add the worker's metrics to a prometheus_client registry (default: the global one)."""
     from prometheus_client import REGISTRY  # noqa: PLC0415
