@@ -89,7 +89,8 @@ class Statements:
             up_to_edge: sql.Composable = sql.SQL("")
             edge_key = sql.SQL("NULL")
             after = sql.SQL("AND {id} > %(after_id)s::{id_type}" if resume else "").format(**names)
-            order = sql.SQL("{id}").format(**names)
+            # Named all the same, or a small page would be read off the primary key, past all finished rows.
+            order = sql.SQL("{lease}, {id}").format(**names)
             last_key = sql.SQL("NULL, {id}::text").format(id=row_id)
             last_order = sql.SQL("id DESC")
         else:
