@@ -41,10 +41,11 @@ _NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What a run did. `sql` is filled by a dry run only: the statements that would run, in order."""
+    """What a run did. A dry run fills `planned` (the steps) and `sql` (what would be sent) instead."""
 
     applied: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
+    planned: tuple[str, ...] = ()
     sql: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     heartbeats: tuple[tuple[str, Heartbeats], ...] = ()
@@ -237,6 +238,7 @@ def _report(
     return MigrationReport(
         applied=applied,
         skipped=tuple((f"{name} {target}", reason) for (name, target), reason in first.done.items()),
+        planned=tuple(step.title for step in first.steps) if sql else (),
         sql=sql,
         warnings=tuple(last.warnings),
         heartbeats=tuple(last.choices.items()),

@@ -133,7 +133,8 @@ def _events(plan: Plan, table: Table) -> None:
 def _columns(plan: Plan, table: Table, default_max_attempts: int) -> None:
     relation = table.relation
     names = roles(table.spec.columns)
-    missing = [name for name in names.values() if name not in (relation.columns or {})]
+    there = relation.columns or (names["id"], names["status"])  # a table of our own is born with these two
+    missing = [name for name in names.values() if name not in there]
     if relation.exists and not missing:
         plan.done[COLUMNS, relation.label] = "every column is there"
         return
@@ -143,11 +144,7 @@ def _columns(plan: Plan, table: Table, default_max_attempts: int) -> None:
         default_max_attempts=sql.Literal(default_max_attempts),
         **{role: sql.Identifier(name) for role, name in names.items()},
     )
-    title = (
-        f"add {len(missing)} columns to {relation.label}"
-        if relation.exists
-        else f"add columns to {relation.label}"
-    )
+    title = f"add {len(missing)} columns to {relation.label}"
     _add(plan, COLUMNS, relation.label, title, statement)
 
 

@@ -98,9 +98,15 @@ def test_a_dry_run_shows_the_sql_and_changes_nothing(empty_dsn: str, empty: Conn
 
     assert report.applied == ()
     assert fingerprint(empty) == before
+    assert report.planned[0] == "create table public.reaper_migrations"
     for statement in report.sql:  # what it shows is what brings the schema: nothing is missing afterwards
         empty.execute(statement.encode())
     assert migrate(empty_dsn).applied == ()
+
+
+def test_a_dry_run_plans_exactly_the_steps_a_run_takes(empty_dsn: str) -> None:
+    planned = migrate(empty_dsn, dry_run=True).planned
+    assert migrate(empty_dsn).applied == planned
 
 
 def test_a_dry_run_of_the_other_index_set_changes_nothing_either(dsn: str, conn: Connection) -> None:
