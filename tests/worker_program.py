@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -59,6 +60,27 @@ def stubborn(job: JobContext) -> None:
     told(job, "began")
     time.sleep(6)
     told(job, "ended")
+
+
+async def deaf(job: JobContext) -> None:
+    """Swallows its cancellation, for ever."""
+    told(job, "began")
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            told(job, "ignored")
+
+
+def staged(job: JobContext) -> None:
+    """Speaks to the database all the time, and minds no restart of it."""
+    told(job, "began")
+    until = time.monotonic() + 2.5
+    number = 0
+    while time.monotonic() < until:
+        number += 1
+        job.set_stage(f"step-{number % 2}")
+        time.sleep(0.05)
 
 
 def gil(job: JobContext) -> None:

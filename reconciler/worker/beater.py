@@ -23,7 +23,7 @@ from reconciler.worker.claim import Claim
 from reconciler.worker.errors import LeaseLostError
 from reconciler.worker.keeper import Keeper, Key
 from reconciler.worker.sdk import Sdk
-from reconciler.worker.session import Session
+from reconciler.worker.session import LOST_CONNECTION, Session
 
 MAX_WAITERS = 4
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Beater:
         self._stopping = threading.Event()
         self._busy_since: float | None = None
         self._failures = 0
+        self._refused: set[Key] = set()
         self._waiters: dict[Key, Session] = {}
         self._waiting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="job-reaper-beater", daemon=True)
@@ -106,19 +107,29 @@ class Beater:
         """One round over all held jobs. True when the database confirmed it."""
         sent_at = time.monotonic()
         claims = self._keeper.claims()
-        if not claims:
-            return True
+        return not claims or self._beat(claims, sent_at)
+
+    def _beat(self, claims: list[Claim], sent_at: float) -> bool:
         limit = self._limit_sec()
-        self._busy_since = sent_at
+        self._busy_since = time.monotonic()
         try:
             beats = self._session.transact(
                 lambda conn: heartbeat_batch(conn, claims, sdk=self._sdk),
                 timeout_sec=limit,
                 lock_timeout_sec=limit / 2,
             )
-        except (psycopg.Error, ReaperError, OSError) as error:
+        except (*LOST_CONNECTION, OSError) as error:
             self._failed(error)
             return False
+        except (psycopg.Error, ReaperError) as error:
+            # A row refuses (a trigger, a table that lost a column). It must not stop the beats of the others:
+            # halve until it stands alone.
+            if len(claims) == 1:
+                self._failed(error, claims[0])
+                return False
+            middle = len(claims) // 2
+            first, second = self._beat(claims[:middle], sent_at), self._beat(claims[middle:], sent_at)
+            return first and second
         finally:
             self._busy_since = None
         self._succeeded(beats, sent_at)
@@ -136,11 +147,18 @@ class Beater:
         for claim in beats.busy:
             self._wait_for(claim)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, claim: Claim | None = None) -> None:
         metrics.HEARTBEAT_FAILURES.add(1)
-        self._failures += 1
-        if self._failures == 1 and not self._stopping.is_set():  # once: an outage must not fill the log
-            _log.warning("heartbeat failed, trying again", extra={"error": str(error).strip()})
+        about = {} if claim is None else {"job_id": str(claim.id), "table": claim.table}
+        about["error"] = str(error).strip()
+        if claim is None:
+            once = self._failures == 0
+            self._failures += 1
+        else:
+            once = claim.key not in self._refused
+            self._refused.add(claim.key)
+        if once and not self._stopping.is_set():  # once: an outage must not fill the log
+            _log.warning("heartbeat failed, trying again", extra=about)
 
     def _limit_sec(self) -> float:
         return max(1.0, self.interval_sec())

@@ -49,7 +49,9 @@ class Services(Protocol):
 
     def set_stage(self, job: JobContext, stage: str, **options: Any) -> None: ...
 
-    def emit(self, job: JobContext, kind: str, details: Mapping[str, Any] | None) -> None: ...
+    def emit(
+        self, job: JobContext, kind: str, details: Mapping[str, Any] | None, *, patient: bool = True
+    ) -> None: ...
 
     def row(self, job: JobContext) -> dict[str, Any]: ...
 
@@ -116,9 +118,9 @@ class JobContext:
         """Enter a stage: the row says so, and the lease follows that stage's SLA."""
         self._services().set_stage(self, stage, **options)
 
-    def emit(self, kind: str, details: Mapping[str, Any] | None = None) -> None:
-        """Write an event of this run, under the fence."""
-        self._services().emit(self, kind, details)
+    def emit(self, kind: str, details: Mapping[str, Any] | None = None, *, patient: bool = True) -> None:
+        """Write an event of this run, under the fence. `patient` waits for a database that is away."""
+        self._services().emit(self, kind, details, patient=patient)
 
     def row(self) -> dict[str, Any]:
         """The job's row as a dict: the app's own columns."""

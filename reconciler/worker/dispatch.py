@@ -13,6 +13,7 @@ import psycopg
 
 from reconciler.errors import ReaperError
 from reconciler.worker.claim import Claim, claim_next
+from reconciler.worker.finish import release_job
 from reconciler.worker.handlers import Routes
 from reconciler.worker.sdk import Sdk
 from reconciler.worker.session import Session
@@ -63,7 +64,7 @@ class Dispatcher:
             while not stopping.is_set():
                 self._wake.clear()
                 wanted = free_slots()
-                got = await self._fill(wanted, begin) if wanted > 0 else 0
+                got = await self._fill(wanted, begin, stopping) if wanted > 0 else 0
                 if wanted > 0 and got == wanted:
                     continue
                 pause = None if wanted <= 0 else self._pause_sec()
@@ -73,16 +74,18 @@ class Dispatcher:
         finally:
             stopped.cancel()
 
-    async def _fill(self, wanted: int, begin: Callable[[Claim, float], None]) -> int:
+    async def _fill(self, wanted: int, begin: Callable[[Claim, float], None], stopping: asyncio.Event) -> int:
         got = 0
+        loop = asyncio.get_running_loop()
         for table in self._tables:
-            if got >= wanted:
+            if got >= wanted or stopping.is_set():
                 break
             sent_at = time.monotonic()
-            # Shielded by nature: the thread's claim always comes back, and what it claimed is always begun.
-            claims = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._claim, table, wanted - got
-            )
+            # The thread's claim always comes back, and what it claimed is begun or given back.
+            claims = await loop.run_in_executor(self._thread, self._claim, table, wanted - got)
+            if stopping.is_set():
+                await loop.run_in_executor(self._thread, self._give_back, claims)
+                break
             for claim in claims:
                 begin(claim, sent_at)
             got += len(claims)
@@ -113,6 +116,17 @@ class Dispatcher:
             _log.info("claims work again", extra={"failures": self._failures})
             self._failures = 0
         return claims
+
+    def _give_back(self, claims: list[Claim]) -> None:
+        """Claimed while the worker was told to stop: never begun, so never counted."""
+        for claim in claims:
+            try:
+                self._session.run(lambda conn, claim=claim: release_job(conn, claim, sdk=self._sdk))  # type: ignore[misc]
+            except (psycopg.Error, ReaperError, OSError) as error:
+                _log.warning(
+                    "a job claimed too late is left to its lease",
+                    extra={"job_id": str(claim.id), "table": claim.table, "error": str(error).strip()},
+                )
 
     def _pause_sec(self) -> float:
         pause = self._poll_sec

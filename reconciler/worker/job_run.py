@@ -76,8 +76,12 @@ class RunServices:
         job.claim = claim
         self.keeper.staged(claim, sent_at)
 
-    def emit(self, job: JobContext, kind: str, details: Mapping[str, Any] | None) -> None:
-        self._fenced(job, lambda conn, held: emit_event(conn, held, kind, details, sdk=self.sdk))
+    def emit(
+        self, job: JobContext, kind: str, details: Mapping[str, Any] | None, *, patient: bool = True
+    ) -> None:
+        self._fenced(
+            job, lambda conn, held: emit_event(conn, held, kind, details, sdk=self.sdk), patient=patient
+        )
 
     def row(self, job: JobContext) -> dict[str, Any]:
         return self._fenced(job, lambda conn, held: job_row(conn, held, sdk=self.sdk))
@@ -90,14 +94,30 @@ class RunServices:
     def scratch_root(self) -> Path:
         return self._scratch_root
 
-    def _fenced(self, job: JobContext, work: Callable[[Connection, Claim], T]) -> T:
+    def _fenced(self, job: JobContext, work: Callable[[Connection, Claim], T], *, patient: bool = True) -> T:
+        """Until the database answers: a restart of it should cost a long job nothing. The job's own lease is
+        the limit, because a job that is cancelled stops waiting. On the event loop nobody may wait."""
         claim = job.claim
         assert claim is not None
-        try:
-            return self.sessions.run(lambda conn: work(conn, claim))
-        except LeaseLostError as error:
-            self.keeper.lost(claim, error, "fenced")
-            raise
+        pause = 0.1
+        while True:
+            try:
+                return self.sessions.run(lambda conn: work(conn, claim))
+            except LeaseLostError as error:
+                self.keeper.lost(claim, error, "fenced")
+                raise
+            except LOST_CONNECTION:
+                if not patient or _on_event_loop() or job.cancelled.wait(pause):
+                    raise
+                pause = min(2.0, pause * 2)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class JobRun:

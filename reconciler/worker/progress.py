@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field
 from reconciler.worker.context import JobContext
 from reconciler.worker.errors import ArgumentError
 from reconciler.worker.events import PROGRESS
+from reconciler.worker.session import LOST_CONNECTION
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,7 +57,12 @@ class Progress:
         if not self._throttle.lets_through(percent):
             return False
         self._job.last_percent = percent
-        self._job.emit(PROGRESS, {"percent": percent})
+        try:
+            self._job.emit(PROGRESS, {"percent": percent}, patient=False)
+        except LOST_CONNECTION as error:
+            # The work goes on: an hour of encoding is worth more than a line about it.
+            _log.warning("progress not written", extra={"percent": percent, "error": str(error).strip()})
+            return False
         return True
 
 

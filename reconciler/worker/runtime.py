@@ -37,7 +37,7 @@ from reconciler.worker.sdk import Sdk, current
 from reconciler.worker.session import Sessions
 
 MAX_SESSIONS = 8
-ABORT_GRACE_SEC = 3.0
+ABORT_GRACE_SEC = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -124,7 +124,18 @@ class Worker:
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; a second signal means now."""
-        asyncio.run(self.run_async())
+        # Not asyncio.run(): it waits for ever for a handler that swallows its cancellation.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self.run_async())
+        finally:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
     def stop(self) -> None:
         """What a signal does: the first call stops politely, the second at once. From any thread."""
@@ -133,6 +144,10 @@ class Worker:
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._notice_stop)
+
+    def is_stopping(self) -> bool:
+        """Has the worker taken notice of a signal or of `stop()`? It claims no more."""
+        return self._stopping.is_set()
 
     async def run_async(self) -> None:
         """The same inside a running event loop. Signals are handled in the main thread only."""

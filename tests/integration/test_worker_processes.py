@@ -173,6 +173,17 @@ def test_a_handler_that_does_not_stop_keeps_its_lease_when_the_worker_leaves(
     assert one(conn, "select lease_expires_at > now() + interval '30 s' from jobs")
 
 
+def test_an_async_handler_that_swallows_its_cancellation_cannot_keep_the_worker(
+    dsn: str, conn: Connection
+) -> None:
+    job = a_queued_job(conn)
+    with worker_process(dsn, program="deaf", lease_sec=60, shutdown_timeout_sec=0.1) as worker:
+        eventually(lambda: effects(conn, "began", job))
+        worker.send(signal.SIGTERM)
+        assert worker.wait(20) == 0, worker.log
+    assert effects(conn, "ignored", job) >= 1
+
+
 # ── beats from a process of their own ───────────────────────────────────────────────────────────────
 
 
@@ -230,6 +241,18 @@ def test_postgres_restarted_mid_job_the_job_is_done_once(
             assert the_job(again, job)["attempt_count"] == 1
             later = a_queued_job(again)
             eventually(lambda: status_of(again, later) == "done", "claims go on after the restart")
+
+
+def test_a_handler_that_speaks_to_the_database_survives_its_restart(
+    pg_server: Server, dsn: str, conn: Connection
+) -> None:
+    job = a_queued_job(conn)
+    with worker_process(dsn, program="staged", lease_sec=20) as worker:
+        eventually(lambda: effects(conn, "began", job))
+        pg_server.postgres.restart()
+        with psycopg.connect(dsn, autocommit=True) as again:
+            eventually(lambda: status_of(again, job) == "done", worker.log)
+            assert the_job(again, job)["attempt_count"] == 1
 
 
 def test_a_connection_that_is_cut_costs_nothing_but_a_reconnect(dsn: str, conn: Connection) -> None:

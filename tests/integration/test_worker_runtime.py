@@ -125,6 +125,27 @@ def test_a_handler_reads_its_row_and_writes_events(dsn: str, conn: Connection) -
     assert event["details"]["attempt"] == 1
 
 
+def test_a_claim_that_comes_back_after_the_signal_is_given_back_unharmed(
+    dsn: str, conn: Connection, other_conn: Connection
+) -> None:
+    ran: list[Any] = []
+    worker = a_worker(dsn, lambda job: ran.append(job.job_id), listen=None)
+    waiting = (
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'WITH picked%'"
+    )
+    job = a_queued_job(conn)
+    other_conn.execute("begin")
+    other_conn.execute("lock table jobs in share mode")  # readers see, writers wait
+    with running(worker):
+        eventually(lambda: one(conn, waiting))
+        worker.stop()
+        eventually(worker.is_stopping)
+        other_conn.execute("rollback")
+    row = the_job(conn, job)
+    assert (row["status"], row["attempt_count"], row["attempts_refunded"]) == ("queued", 1, 1)
+    assert ran == []
+
+
 # ── requirement 4 and the lease ─────────────────────────────────────────────────────────────────────
 
 
@@ -253,6 +274,25 @@ def test_a_row_locked_by_the_app_is_beaten_singly_and_the_others_go_on(
             eventually(lambda: the_job(conn, free)["last_heartbeat_at"] > before)
             stale = the_job(conn, locked)["last_heartbeat_at"]
         eventually(lambda: the_job(conn, locked)["last_heartbeat_at"] > stale)
+        let_go.set()
+        eventually(all_are(conn, "done"))
+
+
+def test_a_row_that_refuses_its_beat_does_not_stop_the_beats_of_the_others(
+    dsn: str, conn: Connection
+) -> None:
+    jobs = [a_queued_job(conn) for _ in range(5)]
+    conn.execute(
+        "create function no() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;"
+        "create trigger t before update on jobs for each row"
+        f" when (old.status = 'processing' and new.status = 'processing' and old.id = '{jobs[2]}')"
+        " execute function no()"
+    )
+    let_go = threading.Event()
+    with running(a_worker(dsn, lambda _: let_go.wait(60), sdk=a_fast_sdk(lease_sec=6))):
+        eventually(lambda: one(conn, "select bool_and(status = 'processing') from jobs"))
+        beaten = "select count(*) from jobs where last_heartbeat_at > processing_started_at"
+        eventually(lambda: one(conn, beaten) == 4)
         let_go.set()
         eventually(all_are(conn, "done"))
 

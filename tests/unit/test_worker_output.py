@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,9 +38,12 @@ class Desk:
     def __init__(self, root: Path, *, held: bool = True) -> None:
         self.root = root
         self.held = held
+        self.away = False
         self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def emit(self, job: JobContext, kind: str, details: Any) -> None:
+    def emit(self, job: JobContext, kind: str, details: Any, *, patient: bool = True) -> None:
+        if self.away:
+            raise psycopg.OperationalError("the server is away")
         self.events.append((kind, dict(details or {})))
 
     def assert_held(self, job: JobContext) -> None:
@@ -241,6 +245,15 @@ def test_a_report_of_a_cancelled_job_raises_its_reason(tmp_path: Path) -> None:
     job.cancel(JobTimeoutError())
     with pytest.raises(JobTimeoutError):
         Progress(job).report(1)
+
+
+def test_progress_does_not_stop_the_work_when_the_database_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk(tmp_path)
+    desk.away = True
+    assert not Progress(a_context(desk)).report(50)
+    assert "progress not written" in caplog.text
 
 
 FFMPEG = """frame=0
