@@ -33,6 +33,13 @@ LOCK: Final = "FOR NO KEY UPDATE SKIP LOCKED"
 transaction has inserted a row that refers to it, and a hung worker's own progress row would hide its job."""
 
 
+AGES = ("claimed_before_age", "other_beat_age", "min_silence_sec")
+
+LONGEST_AGE_SEC = 1e11
+"""Three thousand years. JSON has no infinity, and a clock set back further is no timestamp any more: the
+rule of one holder whose last beat reads -infinity must not cost the whole table."""
+
+
 class Statements:
     """The composed SQL of one table."""
 
@@ -92,7 +99,7 @@ class Statements:
             # Named all the same, or a small page would be read off the primary key, past all finished rows.
             order = sql.SQL("{lease}, {id}").format(**names)
             last_key = sql.SQL("NULL, {id}::text").format(id=row_id)
-            last_order = sql.SQL("id DESC")
+            last_which = sql.SQL("")
         else:
             behind = "AND ({lease}, {id}) > (%(after_lease)s::timestamptz, %(after_id)s::{id_type})"
             if past_lease:
@@ -105,7 +112,8 @@ class Statements:
             edge_key = sql.SQL("(SELECT to_jsonb(lease) FROM edge)")
             order = sql.SQL("{lease}, {id}").format(**names)
             last_key = sql.SQL("{lease}, {id}::text").format(lease=lease, id=row_id)
-            last_order = sql.SQL("lease DESC, id DESC")
+            # Two cheap looks instead of sorting a page that is already in order.
+            last_which = sql.SQL("WHERE lease = (SELECT max(lease) FROM judged)")
         return {
             "which": which,
             "after": after,
@@ -114,7 +122,7 @@ class Statements:
             "edge_key": edge_key,
             "order": order,
             "last_key": last_key,
-            "last_order": last_order,
+            "last_which": last_which,
         }
 
 
@@ -157,7 +165,12 @@ def rule_parameters(rulebook: Rulebook) -> dict[str, Any]:
 
 
 def _rule(rule: Rule) -> Mapping[str, Any]:
-    return {key: value for key, value in asdict(rule).items() if value is not None}
+    given = {key: value for key, value in asdict(rule).items() if value is not None}
+    return given | {key: _bounded(given[key]) for key in AGES if key in given}
+
+
+def _bounded(age: float) -> float:
+    return min(max(age, -LONGEST_AGE_SEC), LONGEST_AGE_SEC)
 
 
 def _names(shape: TableShape) -> Mapping[str, sql.Composable]:
