@@ -6,12 +6,13 @@ statement did to a row, said about it in its event and counted must be what the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -25,6 +26,8 @@ from reconciler.decide import decide
 from reconciler.model import (
     UNKNOWN_RULE,
     Decision,
+    Job,
+    Mode,
     Outcome,
     Page,
     PageRequest,
@@ -44,6 +47,8 @@ from tests.integration.row_rule_cases import (
     CLOCK,
     NOW,
     Row,
+    Stamp,
+    at_age,
     frozen_dsn,
     insert,
     older_by,
@@ -327,3 +332,76 @@ def check_unseen(rows: list[Row], policy: Policy, waited: float) -> None:
     for row in rows:
         outcome = decide(older_by(row.job, -waited), Rulebook(), policy).outcome
         assert outcome in (Outcome.LIVE, Outcome.UNLEASED), f"no scan finds {row}"
+
+
+# ── the edges that random rows do not reach ─────────────────────────────────────────────────────────
+
+
+def a_row(job: Job) -> Row:
+    def stamp(age: float | None) -> Stamp:
+        return Stamp() if age is None else at_age(round(age * 1e6))
+
+    return Row(
+        uuid4(), stamp(job.lease_age), stamp(job.beat_age), stamp(job.start_age), stamp(job.due_age), job
+    )
+
+
+def one_pass(
+    bench: Bench, rows: list[Row], rulebook: Rulebook, policy: Policy, as_of: str | None = None
+) -> Swept:
+    bench.fill(rows)
+    store = bench.store(policy)
+    when = as_of or store.survey().as_of
+    return sweep(store, rulebook, when, limit=100, detailed=True, dry_run=False)
+
+
+@pytest.mark.every_postgres
+def test_evidence_of_two_minutes_ago_moves_nothing(bench: Bench) -> None:
+    rows = [a_row(Job(lease_age=600.0)), a_row(Job(beat_age=4000.0)), a_row(Job(-1e6, 4000.0))]
+    before = bench.fill(rows)
+    for seconds, fresh in ((EVIDENCE_SEC - 0.000001, True), (EVIDENCE_SEC, False), (3600, False)):
+        as_of = (NOW - timedelta(seconds=seconds)).isoformat()
+        for dry_run in (True, False):
+            for scan in Scan:
+                if fresh and not dry_run:
+                    continue
+                page = bench.store(Policy()).reap(
+                    PageRequest(scan, as_of, limit=10, dry_run=dry_run), Rulebook()
+                )
+                assert page.fresh is fresh
+                assert page.rows == (1 if fresh else 0)
+    assert bench.read() == before
+
+
+@pytest.mark.every_postgres
+@pytest.mark.parametrize("age", [math.inf, -math.inf, 1e15, -1e15], ids=["inf", "-inf", "1e15", "-1e15"])
+@pytest.mark.parametrize("field_name", ["claimed_before_age", "other_beat_age", "min_silence_sec"])
+def test_no_age_in_a_rule_is_too_large_for_the_statement(bench: Bench, field_name: str, age: float) -> None:
+    """A holder whose last beat was '-infinity' has an infinite age: its rule must not cost the table."""
+    ages: dict[str, Any] = {field_name: age}
+    early = field_name == "min_silence_sec"
+    rule = Rule(Verdict.ALIVE, Mode.NOW if early else Mode.CAPPED, **ages)
+    rulebook, policy = Rulebook({"h0": rule}, default=None), Policy()
+    jobs = [
+        Job(lease_age, beat_age, start_age, locked_by="h0")
+        for lease_age in (100.0, 1000.0)
+        for beat_age in (None, 5.0, 1500.0)
+        for start_age in (None, 2000.0)
+    ]
+    # Seen by a scan though not expired: the only rows on which the silence is asked for.
+    jobs.append(Job(-1e7, 1500.0, stage="clip", expected_duration_ms=1_000_000, locked_by="h0"))
+    swept = one_pass(bench, [a_row(job) for job in jobs], rulebook, policy)
+    assert swept.judged == Counter(decide(job, rulebook, policy).outcome for job in jobs)
+
+
+@pytest.mark.every_postgres
+@pytest.mark.parametrize(("column_type", "ceiling"), [("smallint", 2**15 - 1), ("integer", 2**31 - 1)])
+def test_a_counter_at_its_ceiling_stays_there(bench: Bench, column_type: str, ceiling: int) -> None:
+    kind = sql.SQL("alter table jobs alter attempt_count type {}").format(sql.SQL(column_type))
+    bench.conn.execute(kind)
+    bench.shape = read_shape(bench.conn, SPEC)
+    job = Job(beat_age=4000.0, attempt_count=ceiling, attempts_refunded=ceiling, max_attempts=3)
+    swept = one_pass(bench, [row := a_row(job)], Rulebook(), Policy())
+    assert swept.judged == {"requeued": 1}
+    decision = decide(job, Rulebook(), Policy(), attempt_ceiling=ceiling)
+    assert bench.read()[row.id]["attempt_count"] == decision.attempt_after == ceiling
