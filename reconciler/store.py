@@ -128,11 +128,11 @@ def _past_lease(request: PageRequest) -> bool:
 
 
 def _page(row: tuple[Any, ...]) -> Page:
-    rows, last_key, edge, judged, deferred, fresh, each, grouped = row
+    last_key, edge, judged, deferred, fresh, each, grouped = row
     changes = tuple(Change(*fields) for fields in each or ())
     groups, holders = _from_sql(grouped or []) if each is None else (_from_changes(changes), ())
     return Page(
-        rows=rows,
+        rows=sum((judged or {}).values()),
         last_key=None if last_key is None else (last_key[0], last_key[1]),
         edge=edge,
         judged=judged or {},

@@ -62,8 +62,8 @@ SELECT
 -- is judged as it is now, under our lock; what changes and its event are one statement, so that a crash
 -- cannot part them. No row back means the job moved on by itself: good news.
 --
--- Each LATERAL step names what the next one needs; OFFSET 0 keeps the planner from folding the steps into
--- one another, which would evaluate every expression many times over.
+-- Each step names what the next one needs; OFFSET 0 keeps the planner from folding the steps into one
+-- another, which would evaluate every expression many times over.
 WITH {edge} page AS MATERIALIZED (
     SELECT
         ctid AS row_ctid, tableoid AS row_table, {id} AS id, {locked_by}::text AS locked_by, {lease} AS lease,
@@ -77,101 +77,121 @@ WITH {edge} page AS MATERIALIZED (
     ORDER BY {order}
     LIMIT %(limit)s
     {lock}
-), judged AS MATERIALIZED (
+), ruled AS (
     SELECT
-        page.*, stamp.uncounted, fate.*, e.expired,
-        CASE WHEN e.forgotten AND e.expired THEN 'DROPPED' ELSE r.verdict END AS verdict, r.pod,
-        e.attempts_allowed,
-        CASE WHEN e.expired AND isfinite(stamp.mark)
-             THEN extract(epoch FROM statement_timestamp() - stamp.mark)::float8 - e.allow_sec END AS overdue_sec,
-        -- Rounded once here: the row's clock, its event and our log agree on one delay.
-        CASE WHEN fate.outcome = 'requeued' THEN trunc(1000 * (1 + random() * %(jitter)s)
-            * (%(ladder)s::float8[])[least(greatest(e.counted, 1), array_length(%(ladder)s::float8[], 1))]
-        ) / 1000 END AS backoff_sec
-    FROM page
-    -- Exact arithmetic, as in sla.py: a lease must not differ by a second between worker and reaper.
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN expected_ms IS NULL THEN %(default_lease_sec)s ELSE
-            least(greatest(%(default_lease_sec)s::numeric,
-                           ceil(expected_ms * (%(factors)s::jsonb ->> stage)::numeric * 0.001)),
-                  %(max_lease_sec)s::numeric)::float8 END AS lease_sec,
-            -- A beat or a start more than a day ahead says nothing, like infinity.
-            CASE WHEN beat <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN beat END AS beaten,
-            CASE WHEN start <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN start END AS started
-        OFFSET 0
-    ) AS l
-    -- The holder's rule. No rule at all (NULL verdict) leaves the row for the next pass.
-    CROSS JOIN LATERAL ({rule} OFFSET 0) AS r
+        page.*,
+        -- The holder's rule. No rule at all (NULL verdict) leaves the row for the next pass.
+        r.*,
+        -- A beat or a start more than a day ahead says nothing, like infinity.
+        CASE WHEN beat <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN beat END AS beaten,
+        CASE WHEN start <= statement_timestamp() + make_interval(secs => %(far_sec)s) THEN start END AS started
+    FROM page CROSS JOIN LATERAL ({rule}) AS r
+    OFFSET 0
+), measured AS (
+    SELECT
+        ruled.*,
+        -- Exact arithmetic, as in sla.py: a lease must not differ by a second between worker and reaper. It is
+        -- dear, so it is done only where a step below asks for it; NULL for a lease that is simply over.
+        CASE
+            WHEN NOT (coalesce(lease < started, true) OR mode = 'capped'
+                      OR lease > statement_timestamp() + make_interval(secs => %(far_sec)s)) THEN NULL
+            WHEN expected_ms IS NULL THEN %(default_lease_sec)s
+            ELSE least(greatest(%(default_lease_sec)s::numeric,
+                                ceil(expected_ms * (%(factors)s::jsonb ->> stage)::numeric * 0.001)),
+                       %(max_lease_sec)s::numeric)::float8
+        END AS lease_sec
+    FROM ruled
+    OFFSET 0
+), stamped AS (
     -- The stamp that decides (SPEC.md decision 2).
-    CROSS JOIN LATERAL (
-        SELECT
-            CASE
-                -- A lease that ended before this run began belongs to an earlier run.
-                WHEN lease IS NULL OR lease < least(l.started, statement_timestamp()) AND l.started IS NOT NULL THEN
-                    CASE WHEN l.beaten IS NOT NULL THEN 'beat' WHEN l.started IS NOT NULL THEN 'start' ELSE 'none' END
-                WHEN lease > statement_timestamp() + make_interval(secs => greatest(2 * l.lease_sec, %(far_sec)s))
-                    THEN CASE WHEN coalesce(l.beaten, l.started) IS NOT NULL THEN 'far' ELSE 'none' END
-                ELSE 'lease'
-            END AS kind
-        OFFSET 0
-    ) AS k
-    CROSS JOIN LATERAL (
-        SELECT
-            CASE WHEN k.kind = 'lease' THEN lease ELSE coalesce(l.beaten, l.started) END AS mark,
-            k.kind IN ('beat', 'start') AS uncounted
-        OFFSET 0
-    ) AS stamp
-    CROSS JOIN LATERAL (
-        SELECT
-            stamp.mark < statement_timestamp() - make_interval(secs => CASE k.kind
-                WHEN 'lease' THEN 0 WHEN 'far' THEN l.lease_sec WHEN 'beat' THEN %(lease_timeout_sec)s
-                ELSE greatest(%(start_stale_sec)s, %(lease_timeout_sec)s, l.lease_sec) END) AS expired,
-            a.allow_sec,
-            -- The same identity went on beating other jobs long after this one ran out.
-            coalesce(r.verdict = 'ALIVE' AND stamp.mark < %(as_of)s::timestamptz - make_interval(secs =>
-                a.allow_sec + r.other_beat_age + %(dropped_after_sec)s), false) AS forgotten,
-            c.counted, c.attempts_allowed,
-            c.counted >= c.attempts_allowed OR c.attempts_allowed <= 0 AS exhausted
-        FROM (SELECT CASE k.kind WHEN 'lease' THEN 0 WHEN 'far' THEN l.lease_sec
-                                 ELSE %(lease_timeout_sec)s END AS allow_sec) AS a,
-             (SELECT coalesce(attempt, 0) + stamp.uncounted::int - coalesce(refunded, 0) AS counted,
-                     coalesce(max_attempts, %(max_attempts)s) AS attempts_allowed) AS c
-        OFFSET 0
-    ) AS e
-    CROSS JOIN LATERAL (
-        SELECT
-            CASE
-                WHEN k.kind = 'none' THEN 'unleased'
-                WHEN r.verdict IS NULL THEN 'no_rule'
-                WHEN NOT (
-                    CASE WHEN r.mode = 'now' AND (r.min_silence_sec IS NULL OR beat IS NULL OR beat
-                        < statement_timestamp() - make_interval(secs => r.min_silence_sec)) THEN true
-                    ELSE e.expired
-                        AND (r.dead OR NOT %(hold)s)
-                        AND (p.patience_sec = 0 OR stamp.mark
-                             < statement_timestamp() - make_interval(secs => e.allow_sec + p.patience_sec))
-                    END
-                ) THEN CASE WHEN e.expired THEN 'deferred' ELSE 'live' END
-                WHEN e.exhausted THEN 'failed'
-                WHEN due > statement_timestamp() THEN 'not_due'
-                ELSE 'requeued'
-            END AS outcome,
-            CASE
-                WHEN NOT e.expired THEN 'pod_dead'
-                WHEN e.forgotten THEN 'dropped'
-                WHEN r.mode = 'capped' THEN 'defer_cap'
-                WHEN stamp.uncounted THEN 'stale'
-                ELSE 'lease_expired'
-            END AS reason
-        FROM (SELECT greatest(
-                CASE WHEN r.mode = 'capped' AND NOT e.forgotten
-                     THEN least(l.lease_sec * %(defer_factor)s, %(defer_max_sec)s) ELSE 0 END,
-                CASE WHEN r.dead THEN 0 ELSE %(grace_sec)s END) AS patience_sec) AS p
-        OFFSET 0
-    ) AS fate
+    SELECT
+        measured.*,
+        CASE
+            -- A lease that ended before this run began belongs to an earlier run.
+            WHEN lease IS NULL OR lease < least(started, statement_timestamp()) AND started IS NOT NULL THEN
+                CASE WHEN beaten IS NOT NULL THEN 'beat' WHEN started IS NOT NULL THEN 'start' ELSE 'none' END
+            WHEN lease > statement_timestamp() + make_interval(secs => greatest(2 * lease_sec, %(far_sec)s))
+                THEN CASE WHEN coalesce(beaten, started) IS NOT NULL THEN 'far' ELSE 'none' END
+            ELSE 'lease'
+        END AS kind
+    FROM measured
+    OFFSET 0
+), counted AS (
+    SELECT
+        stamped.*,
+        CASE WHEN kind = 'lease' THEN lease ELSE coalesce(beaten, started) END AS mark,
+        CASE kind WHEN 'lease' THEN 0 WHEN 'far' THEN lease_sec WHEN 'beat' THEN %(lease_timeout_sec)s
+            ELSE greatest(%(start_stale_sec)s, %(lease_timeout_sec)s, lease_sec) END AS need_sec,
+        CASE kind WHEN 'lease' THEN 0 WHEN 'far' THEN lease_sec ELSE %(lease_timeout_sec)s END AS allow_sec,
+        kind IN ('beat', 'start') AS uncounted,
+        coalesce(attempt, 0) - coalesce(refunded, 0) + CASE WHEN kind IN ('beat', 'start') THEN 1 ELSE 0 END
+            AS attempts_counted,
+        coalesce(max_attempts, %(max_attempts)s) AS attempts_allowed
+    FROM stamped
+    OFFSET 0
+), aged AS (
+    SELECT
+        counted.*,
+        mark < statement_timestamp() - make_interval(secs => need_sec) AS expired,
+        -- The same identity went on beating other jobs long after this one ran out.
+        coalesce(verdict = 'ALIVE' AND mark < %(as_of)s::timestamptz - make_interval(secs =>
+            allow_sec + other_beat_age + %(dropped_after_sec)s), false) AS forgotten
+    FROM counted
+    OFFSET 0
+), patient AS (
+    SELECT
+        aged.*,
+        greatest(
+            CASE WHEN mode = 'capped' AND NOT forgotten
+                 THEN least(lease_sec * %(defer_factor)s, %(defer_max_sec)s) ELSE 0 END,
+            CASE WHEN dead THEN 0 ELSE %(grace_sec)s END) AS patience_sec
+    FROM aged
+    OFFSET 0
+), fated AS (
+    SELECT
+        patient.*,
+        CASE
+            WHEN kind = 'none' THEN 'unleased'
+            WHEN verdict IS NULL THEN 'no_rule'
+            WHEN NOT (
+                CASE WHEN mode = 'now' AND (min_silence_sec IS NULL OR beat IS NULL OR beat
+                    < statement_timestamp() - make_interval(secs => min_silence_sec)) THEN true
+                ELSE expired
+                    AND (dead OR NOT %(hold)s)
+                    AND (patience_sec = 0 OR mark
+                         < statement_timestamp() - make_interval(secs => allow_sec + patience_sec))
+                END
+            ) THEN CASE WHEN expired THEN 'deferred' ELSE 'live' END
+            WHEN attempts_counted >= attempts_allowed OR attempts_allowed <= 0 THEN 'failed'
+            WHEN due > statement_timestamp() THEN 'not_due'
+            ELSE 'requeued'
+        END AS outcome
+    FROM patient
+    OFFSET 0
+), judged AS MATERIALIZED (
+    -- From here on rows are kept in memory: only what is still asked for.
+    SELECT
+        row_ctid, row_table, id, locked_by, lease, beat, start, attempt, attempts_allowed, stage, uncounted, expired,
+        outcome, pod,
+        CASE
+            WHEN NOT expired THEN 'pod_dead'
+            WHEN forgotten THEN 'dropped'
+            WHEN mode = 'capped' THEN 'defer_cap'
+            WHEN uncounted THEN 'stale'
+            ELSE 'lease_expired'
+        END AS reason,
+        CASE WHEN forgotten AND expired THEN 'DROPPED' ELSE verdict END AS verdict,
+        CASE WHEN expired AND isfinite(mark)
+             THEN date_part('epoch', statement_timestamp() - mark) - allow_sec END AS overdue_sec,
+        -- Rounded once here: the row's clock, its event and our log agree on one delay.
+        CASE WHEN outcome = 'requeued' THEN trunc(1000 * (1 + random() * %(jitter)s)
+            * (%(ladder)s::float8[])[least(greatest(attempts_counted, 1), array_length(%(ladder)s::float8[], 1))]
+        ) / 1000 END AS backoff_sec
+    FROM fated
 ), worded AS (
     SELECT
         judged.*,
+        {event} AS event,
         CASE WHEN outcome = 'failed' THEN
             CASE WHEN NOT expired THEN 'worker_lost' WHEN uncounted THEN 'RETRIES_EXHAUSTED' ELSE 'timeout' END
         END AS fail_code,
@@ -183,8 +203,7 @@ WITH {edge} page AS MATERIALIZED (
     LIMIT %(cap)s::bigint
 ), {touched}
 SELECT
-    (SELECT count(*) FROM page),
-    (SELECT jsonb_build_array({last_key}) FROM page ORDER BY {last_order} LIMIT 1),
+    (SELECT jsonb_build_array({last_key}) FROM judged {last_which} ORDER BY id DESC LIMIT 1),
     {edge_key},
     (SELECT jsonb_object_agg(outcome, n) FROM (
         SELECT outcome, count(*) AS n FROM judged GROUP BY 1) AS o),
@@ -195,15 +214,15 @@ SELECT
 
 -- name: told_each
 -- The first jobs of a pass are told one by one.
-(SELECT jsonb_agg(jsonb_build_array(
-    id, outcome, reason, {event}, verdict, locked_by, stage, attempt, attempts_allowed, backoff_sec, fail_code,
+(SELECT json_agg(json_build_array(
+    id, outcome, reason, event, verdict, locked_by, stage, attempt, attempts_allowed, backoff_sec, fail_code,
     overdue_sec, pod)) FROM touched),
 NULL
 
 -- name: told_groups
 -- Later ones are summed up where they are: a million rows must not travel to be counted.
 NULL,
-(SELECT jsonb_agg(jsonb_build_array(outcome, reason, stage, bucket, locked_by, n, overdue_sum, by_holder))
+(SELECT json_agg(json_build_array(outcome, reason, stage, bucket, locked_by, n, overdue_sum, by_holder))
  FROM (
     SELECT outcome, reason, stage, width_bucket(overdue_sec, %(buckets)s::float8[]) AS bucket, locked_by,
            count(*) AS n, sum(overdue_sec) AS overdue_sum, grouping(locked_by) = 0 AS by_holder
@@ -259,13 +278,15 @@ touched AS (
         {fail_reason} = coalesce(w.fail_reason, t.{fail_reason})
     FROM worded AS w
     WHERE t.ctid = w.row_ctid AND t.tableoid = w.row_table AND t.{status} = {processing}
-    RETURNING w.*
+    RETURNING
+        w.id, w.outcome, w.reason, w.event, w.verdict, w.locked_by, w.stage, w.attempt, w.attempts_allowed, w.lease,
+        w.beat, w.start, w.backoff_sec, w.fail_code, w.overdue_sec, w.pod
 ), written AS (
     INSERT INTO {events} ({event_job_id}, {event_data})
     SELECT
         id::{event_job_id_type},
         jsonb_build_object(
-            'type', {event}, 'table', {name}::text, 'at', statement_timestamp(),
+            'type', event, 'table', {name}::text, 'at', statement_timestamp(),
             'details', jsonb_build_object(
                 'reason', reason, 'verdict', verdict, 'locked_by', locked_by, 'attempt', attempt,
                 'max_attempts', attempts_allowed, 'stage', stage, 'lease_expires_at', lease,
