@@ -141,6 +141,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
                 {
                     "ok": True,
                     "dry_run": settings.dry_run,
+                    "planned": report.planned,
                     "applied": report.applied,
                     "skipped": [{"step": step, "why": why} for step, why in report.skipped],
                     "sql": report.sql,
@@ -154,7 +155,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     for warning in report.warnings:
         _line(f"warning: {warning}")
     what = "would be applied" if settings.dry_run else "applied"
-    count = len(report.sql) if settings.dry_run else len(report.applied)
+    count = len(report.planned if settings.dry_run else report.applied)
     _line(f"{count} step{'s' if count != 1 else ''} {what}, {len(report.skipped)} already there")
     return 0
 
