@@ -40,6 +40,16 @@ _SETTINGS = (
 # Worth another try on the same or a new connection: the server said "not now", not "never".
 _TRANSIENT = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _TRANSIENT_CLASSES = frozenset({"08", "53"})
+# The server turned us away before it could give a code, or libpq could not use what it was given.
+_REFUSALS = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+    "no password supplied",
+    "invalid ",
+)
 _CONFLICTS = frozenset({"40001", "40P01"})
 _ROW_CLASSES = frozenset({"21", "22", "23", "27", "2F", "38", "39", "44", "P0", "54", "XX"})
 
@@ -125,17 +135,28 @@ class Database:
 
 def checked_dsn(dsn: str | None) -> str:
     """Refuse a connection string that libpq cannot even parse, without ever printing it."""
-    try:
-        conninfo.conninfo_to_dict(dsn or "")
-    except psycopg.ProgrammingError as error:
+    parsed = _parsed(dsn or "")
+    if parsed is None or not _are_ports(str(parsed.get("port") or "")):
         problem = Problem(
             key="DATABASE_URL",
             value="(hidden)",
             allowed="a libpq URL or key=value string, e.g. postgresql://user:password@host:5432/app",
-            hint="Characters such as @ : / # in a password must be percent-encoded",
+            hint="Characters such as @ : / # in a password must be percent-encoded; a port is a number",
         )
-        raise ConfigError([problem]) from error
+        raise ConfigError([problem])
     return dsn or ""
+
+
+def _parsed(dsn: str) -> dict[str, Any] | None:
+    try:
+        return dict(conninfo.conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:  # its text may quote the password
+        return None
+
+
+def _are_ports(text: str) -> bool:
+    """One port, or several for several hosts; an empty one means the default."""
+    return all(port == "" or (port.isdecimal() and 0 < int(port) < 65536) for port in text.split(","))
 
 
 def translate(error: psycopg.Error) -> ReaperError:  # noqa: PLR0911 - a table of cases reads best as one
@@ -173,7 +194,7 @@ def _by_row_policy(state: str, message: str) -> bool:
 
 def _without_state(error: psycopg.Error, message: str) -> ReaperError:
     """Libpq's own words: no server answered, or it refused before it could give a code."""
-    if any(word in message for word in ("authentication failed", "does not exist", "no pg_hba.conf entry")):
+    if any(words in message for words in _REFUSALS):
         return DatabaseError(f"{message}; check user, password and database in DATABASE_URL", code="refused")
     if isinstance(error, psycopg.OperationalError):
         return TransientError(

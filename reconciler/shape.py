@@ -76,15 +76,16 @@ def read_shape(conn: Connection, spec: TableSpec) -> TableShape:
     shape = TableShape(
         spec=spec,
         id_type=columns[spec.columns.id].type,
-        status_type=columns[spec.columns.status].type,
+        status_type=_written_as(columns[spec.columns.status]),
         attempt_type=columns[spec.columns.attempt_count].type,
         attempt_ceiling=COUNTERS[columns[spec.columns.attempt_count].base],
         has_max_attempts=spec.columns.max_attempts in columns,
-        job_id_type=events[spec.events.job_id].type,
-        data_type=events[spec.events.data].type,
+        job_id_type=_written_as(events[spec.events.job_id]),
+        data_type=_written_as(events[spec.events.data]),
     )
     _check_rights(conn, spec, [name for name in names.values() if name in columns])
     _check_cast(conn, shape)
+    _check_words(conn, shape)
     return shape
 
 
@@ -217,6 +218,33 @@ def _check_cast(conn: Connection, shape: TableShape) -> None:
             f" make that column text, or name another event table under tables.{spec.name}.events",
             code="wrong_type",
         ) from error
+
+
+def _check_words(conn: Connection, shape: TableShape) -> None:
+    """An enum or a domain may not know our words: better said here than by each row."""
+    spec = shape.spec
+    for role in ("queued", "processing", "failed"):
+        word = getattr(spec.statuses, role)
+        try:
+            with conn.transaction():
+                conn.execute(
+                    query("describe", "castable_word").format(status_type=type_name(shape.status_type)),
+                    {"word": word},
+                )
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise TableError(
+                f"{_say(spec.schema, spec.table)}.{spec.columns.status} is {shape.status_type}, which has no"
+                f" word {word!r}; map your own words under tables.{spec.name}.statuses ({role})",
+                code="wrong_type",
+            ) from error
+
+
+def _written_as(column: Column) -> str:
+    """The type a value is cast to before it is assigned.
+
+    An explicit cast to varchar(n) cuts the value off in silence; assigning text to it is an error.
+    """
+    return "text" if column.type.startswith("character") else column.type
 
 
 def _say(schema: str | None, table: str) -> str:

@@ -28,3 +28,7 @@ SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, cu
 -- name: castable
 -- Fails at parse time when there is no such cast.
 SELECT NULL::{id_type}::{job_id_type}
+
+-- name: castable_word
+-- Fails when the type of the status column does not know this word.
+SELECT %(word)s::text::{status_type}
