@@ -31,7 +31,7 @@ from reconciler.migrate_session import (
 )
 from reconciler.model import TableSpec
 from reconciler.shape import qualified
-from reconciler.sql import query
+from reconciler.sql import escaped, query
 
 __all__ = ["DEFAULT_TABLES", "Heartbeats", "MigrationReport", "Patience", "migrate"]
 
@@ -205,7 +205,7 @@ class _Run:
         self._conn.execute(text.format(int(milliseconds)).encode())
 
     def _book(self, name: str, values: Mapping[str, Any]) -> None:
-        self._conn.execute(query("migrate", name).format(bookkeeping=self._bookkeeping), values)
+        self._conn.execute(query("migrate", name).format(bookkeeping=escaped(self._bookkeeping)), values)
 
 
 def _line(name: str, target: str, detail: Mapping[str, Any]) -> dict[str, Any]:
