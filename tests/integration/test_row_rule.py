@@ -373,7 +373,6 @@ def test_evidence_of_two_minutes_ago_moves_nothing(bench: Bench) -> None:
     assert bench.read() == before
 
 
-@pytest.mark.every_postgres
 @pytest.mark.parametrize("age", [math.inf, -math.inf, 1e15, -1e15], ids=["inf", "-inf", "1e15", "-1e15"])
 @pytest.mark.parametrize("field_name", ["claimed_before_age", "other_beat_age", "min_silence_sec"])
 def test_no_age_in_a_rule_is_too_large_for_the_statement(bench: Bench, field_name: str, age: float) -> None:
@@ -394,7 +393,6 @@ def test_no_age_in_a_rule_is_too_large_for_the_statement(bench: Bench, field_nam
     assert swept.judged == Counter(decide(job, rulebook, policy).outcome for job in jobs)
 
 
-@pytest.mark.every_postgres
 @pytest.mark.parametrize(("column_type", "ceiling"), [("smallint", 2**15 - 1), ("integer", 2**31 - 1)])
 def test_a_counter_at_its_ceiling_stays_there(bench: Bench, column_type: str, ceiling: int) -> None:
     kind = sql.SQL("alter table jobs alter attempt_count type {}").format(sql.SQL(column_type))
