@@ -113,13 +113,15 @@ def _totals(reaper: Reaper) -> list[dict[str, Any]]:
 def _push(reaper: Reaper, settings: Settings) -> None:
     if reaper.metrics is None or settings.pushgateway_url is None:
         return
-    from prometheus_client import push_to_gateway  # noqa: PLC0415 - only where one is configured
+    from http.client import HTTPException  # noqa: PLC0415 - only where a gateway is configured
+
+    from prometheus_client import push_to_gateway  # noqa: PLC0415
 
     try:
         push_to_gateway(
             settings.pushgateway_url, settings.pushgateway_job, reaper.metrics.registry, timeout=5
         )
-    except OSError as error:
+    except (OSError, HTTPException, ValueError) as error:
         # The pass is done and committed: a gateway that is down must not make it look failed.
         say("push to the Pushgateway failed", level=logging.WARNING, fields={"error": str(error)})
 
