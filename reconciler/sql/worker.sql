@@ -101,13 +101,8 @@ RETURNING {lease_sec}
 -- name: beat_batch
 -- All of a worker's jobs in one UPDATE. Rows that somebody locks are skipped, never waited for: one stuck
 -- row must not stop the beats of all others. They come back as busy, to be beaten singly.
--- jsonb_populate_record gives the ids the type of the table's own column, whatever that is.
 WITH held AS MATERIALIZED (
-    SELECT
-        e.ord, r.{id} AS id, r.{locked_by} AS holder, (e.claim ->> 'attempt')::bigint AS attempt,
-        (e.claim ->> 'lease_sec')::float8 AS lease_sec
-    FROM jsonb_array_elements(%(claims)s::jsonb) WITH ORDINALITY AS e(claim, ord)
-    CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, e.claim -> 'row') AS r
+    {held}
 ), free AS MATERIALIZED (
     SELECT h.ord, j.{id} AS id, coalesce(h.lease_sec, {lease_sec}) AS lease_sec
     FROM {table} AS j
@@ -133,6 +128,21 @@ SELECT
 FROM held AS h
 LEFT JOIN beaten AS b USING (ord)
 ORDER BY h.ord
+
+-- name: held_uuid
+SELECT e.* FROM unnest(%(ids)s::uuid[], %(holders)s::text[], %(attempts)s::bigint[], %(leases)s::float8[])
+    WITH ORDINALITY AS e(id, holder, attempt, lease_sec, ord)
+
+-- name: held_bigint
+SELECT e.* FROM unnest(%(ids)s::bigint[], %(holders)s::text[], %(attempts)s::bigint[], %(leases)s::float8[])
+    WITH ORDINALITY AS e(id, holder, attempt, lease_sec, ord)
+
+-- name: held_text
+-- Ids that come as text may belong to a column of any type: jsonb_populate_record gives them that type.
+SELECT r.{id} AS id, e.holder, e.attempt, e.lease_sec, e.ord
+FROM unnest(%(ids)s::text[], %(holders)s::text[], %(attempts)s::bigint[], %(leases)s::float8[])
+    WITH ORDINALITY AS e(id, holder, attempt, lease_sec, ord)
+CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, jsonb_build_object(%(id_column)s::text, e.id)) AS r
 
 -- name: set_stage
 -- The next stage has its own SLA: stage and lease change together, so that no beat falls between them.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from reconciler.worker.claim import Claim, check_lease, check_stage
 from reconciler.worker.errors import ArgumentError
@@ -53,28 +53,32 @@ def heartbeat_batch(claims: Iterable[Claim], *, sdk: Sdk | None = None) -> Steps
     lost: list[Claim] = []
     for table, held in by_table.items():
         spec = context.spec(table)
-        columns = spec.columns
+        kind, ids = _typed([claim.id for claim in held])
         params: dict[str, Any] = {
             **context.lease_params,
             "lease_sec": None,
-            "claims": json.dumps(
-                [
-                    {
-                        "row": {columns.id: str(claim.id), columns.locked_by: claim.worker_id},
-                        "attempt": claim.attempt,
-                        "lease_sec": claim.asked_lease_sec,
-                    }
-                    for claim in held
-                ]
-            ),
+            "ids": ids,
+            "holders": [claim.worker_id for claim in held],
+            "attempts": [claim.attempt for claim in held],
+            "leases": [claim.asked_lease_sec for claim in held],
+            "id_column": spec.columns.id,
         }
-        rows = yield Query(table, compose(spec, "beat_batch"), params)
+        rows = yield Query(table, compose(spec, "beat_batch", held=kind), params)
         for claim, (_, granted, is_busy) in zip(held, rows, strict=True):
             if granted is not None:
                 beaten.append(replace(claim, lease_sec=granted))
             else:
                 (busy if is_busy else lost).append(claim)
     return BatchBeat(tuple(beaten), tuple(busy), tuple(lost))
+
+
+def _typed(ids: list[Any]) -> tuple[str, list[Any]]:
+    """The fragment that fits these ids; what is neither uuid nor a number travels as text."""
+    if all(isinstance(one, UUID) for one in ids):
+        return "held_uuid", ids
+    if all(isinstance(one, int) for one in ids):
+        return "held_bigint", ids
+    return "held_text", [str(one) for one in ids]
 
 
 @primitive

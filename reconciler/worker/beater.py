@@ -125,14 +125,31 @@ class Beater:
             # A row refuses (a trigger, a table that lost a column). It must not stop the beats of the others:
             # halve until it stands alone.
             if len(claims) == 1:
-                self._failed(error, claims[0])
-                return False
+                return self._beat_alone(claims[0], sent_at, error)
             middle = len(claims) // 2
             first, second = self._beat(claims[:middle], sent_at), self._beat(claims[middle:], sent_at)
             return first and second
         finally:
             self._busy_since = None
         self._succeeded(beats, sent_at)
+        return True
+
+    def _beat_alone(self, claim: Claim, sent_at: float, refused: Exception) -> bool:
+        """The plainest beat, for a row that the batch's statement cannot serve."""
+        limit = self._limit_sec()
+        try:
+            renewed = self._session.transact(
+                lambda conn: heartbeat_job(conn, claim, sdk=self._sdk),
+                timeout_sec=limit,
+                lock_timeout_sec=limit / 2,
+            )
+        except LeaseLostError as error:
+            self._keeper.lost(claim, error, "fenced")
+        except (psycopg.Error, ReaperError, OSError):
+            self._failed(refused, claim)
+            return False
+        else:
+            self._keeper.renewed(renewed, sent_at)
         return True
 
     def _succeeded(self, beats: BatchBeat, sent_at: float) -> None:

@@ -285,6 +285,17 @@ def test_a_batch_beats_all_active_jobs_of_both_tables(conn: Connection) -> None:
     assert lease_of(conn, asr.id, "asr_jobs") == 50
 
 
+def test_ten_thousand_jobs_are_beaten_by_one_statement(conn: Connection) -> None:
+    conn.execute("insert into jobs (status) select 'queued' from generate_series(1, 10000)")
+    claims = claim_next(conn, "jobs", "w", limit=10_000)
+    assert len(claims) == 10_000
+    beats = heartbeat_batch(conn, claims)
+    assert len(beats.beaten) == 10_000
+    beaten = conn.execute("select count(distinct last_heartbeat_at), count(*) from jobs"
+                          " where last_heartbeat_at > processing_started_at").fetchone()  # fmt: skip
+    assert beaten == (1, 10_000)
+
+
 def test_a_row_locked_by_the_app_does_not_stop_the_beats_of_the_others(
     conn: Connection, other_conn: Connection
 ) -> None:

@@ -297,6 +297,25 @@ def test_a_row_that_refuses_its_beat_does_not_stop_the_beats_of_the_others(
         eventually(all_are(conn, "done"))
 
 
+def test_a_table_with_columns_that_cannot_be_null_is_beaten(dsn: str, conn: Connection) -> None:
+    """A domain that forbids NULL: ids that are text are then beaten one by one, not never."""
+    conn.execute(
+        "create domain tenant as text not null default 'a';"
+        "alter table jobs alter id drop default, alter id type text, add column owner tenant"
+    )
+    jobs = [a_queued_job(conn, id=f"job {number}") for number in range(3)]
+    let_go = threading.Event()
+    with running(a_worker(dsn, lambda _: let_go.wait(60), sdk=a_fast_sdk(lease_sec=3))):
+        eventually(
+            lambda: (
+                one(conn, "select count(*) from jobs where last_heartbeat_at > processing_started_at") == 3
+            )
+        )
+        let_go.set()
+        for job in jobs:
+            eventually(lambda job=job: status_of(conn, job) == "done")  # type: ignore[misc]
+
+
 def test_a_job_past_max_runtime_is_cancelled_and_no_longer_beaten(dsn: str, conn: Connection) -> None:
     job = a_queued_job(conn)
     let_go = threading.Event()
