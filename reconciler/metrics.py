@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from reconciler.model import Page, PassReport, TableReport
 from reconciler.state import Totals
 from reconciler.statements import RECOVERY_BUCKETS_SEC
+from reconciler.store import OTHER_STAGE
 
-OTHER_STAGE = "other"
 _SCAN_BUCKETS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 15_000, 60_000, 300_000)
 
 
@@ -60,7 +60,7 @@ class Metrics:
     def page(self, table: str, page: Page) -> None:
         """Take one batch in."""
         for group in page.groups:
-            key = (table, group.outcome, group.stage or "", group.reason)
+            key = (table, group.outcome, self.stage_label(group.stage or ""), group.reason)
             self._own[key] = self._own.get(key, 0) + group.n
             if group.outcome == "requeued" and group.bucket is not None:
                 counts, total = self._recovery.get(table, ([0] * (len(RECOVERY_BUCKETS_SEC) + 1), 0.0))

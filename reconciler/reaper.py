@@ -25,7 +25,7 @@ from reconciler.database import Connection, Database
 from reconciler.errors import DatabaseError, ReaperError
 from reconciler.logs import say
 from reconciler.loop import IntervalLoop
-from reconciler.model import PassReport, Policy, Survey, TableFault, TableReport, TableSpec
+from reconciler.model import Fleet, PassReport, Policy, Survey, TableFault, TableReport, TableSpec
 from reconciler.plan import FLEET_SIZE, silent_fleet_grace
 from reconciler.ports import Cluster, NullCluster
 from reconciler.reap import reap_table
@@ -91,11 +91,14 @@ class Reaper:
             if isinstance(taken, Held):
                 report.skipped = f"{taken.holder} runs this pass (for {taken.for_sec:.0f} s at most)"
             else:
+                served = False
                 try:
                     grace_sec = self._serve(report, taken, dry_run=dry)
+                    served = True
                 finally:
                     if not dry:
-                        self._state.give_back(success=report.ok)
+                        self._state.give_back(success=served and report.ok)
+                        self._warn_stateless()
         except ReaperError as error:
             say("pass ended early", level=logging.ERROR, fields={"code": error.code, "error": error.message})
             self._blame(report, error)
@@ -162,33 +165,40 @@ class Reaper:
             )
 
     def _take(self, *, dry_run: bool) -> Taken | Held:
-        usable = self._state.check()
-        if not usable and not self._warned_stateless:
-            self._warned_stateless = True
-            say(
-                "no reaper_state: nothing is counted and reapers do not take turns; run job-reaper migrate",
-                level=logging.WARNING,
-                fields={"table": self._state.table},
-            )
-        if dry_run:
-            return Taken()
-        return self._state.take(gap_sec=3 * self.policy.interval_sec)
+        self._state.check()
+        taken = Taken() if dry_run else self._state.take(gap_sec=3 * self.policy.interval_sec)
+        self._warn_stateless()
+        return taken
+
+    def _warn_stateless(self) -> None:
+        """Once in the life of a process: a pass without its memory is allowed, a silent one is not."""
+        if self._state.usable or self._warned_stateless:
+            return
+        self._warned_stateless = True
+        say(
+            "no reaper_state: nothing is counted and reapers do not take turns; run job-reaper migrate",
+            level=logging.WARNING,
+            fields={"table": self._state.table, "error": self._state.trouble},
+        )
 
     def _serve(self, report: PassReport, taken: Taken, *, dry_run: bool) -> float:
         stores: Stores = {}
         surveys: dict[str, Survey] = {}
+        fleets: list[Fleet] = []
         for spec in self.specs:
             started = time.perf_counter()
             try:
                 stores[spec.name] = self._store(spec, self._database)
                 surveys[spec.name] = stores[spec.name].survey()
+                fleets += self._fleet(stores[spec.name])
             except ReaperError as error:
                 stores.pop(spec.name, None)
+                surveys.pop(spec.name, None)
                 broken = TableReport(spec.name, error=TableFault(error.code, error.message))
                 broken.scan_ms = (time.perf_counter() - started) * 1000
                 PassRecorder(self.metrics).table(broken, dry_run=dry_run)
                 report.tables[spec.name] = broken
-        grace_sec = self._grace(stores, taken)
+        grace_sec = silent_fleet_grace(self.policy.brake, fleets, taken.resumed_age_sec)
         keeper = _Keeper(self._state, self._stopping, held=not dry_run)
 
         def reap(store: PgStore, may_go_on: Callable[[], bool]) -> TableReport:
@@ -243,12 +253,11 @@ class Reaper:
 
         return database.run(work)
 
-    def _grace(self, stores: Stores, taken: Taken) -> float:
+    def _fleet(self, store: PgStore) -> list[Fleet]:
+        """Who holds jobs of this table: only asked where the silent-fleet brake is set."""
         if self.policy.brake.outage_grace_sec == 0:
-            return 0.0
-        silent_sec = 3.0 * self.policy.heartbeat_sec
-        fleets = [store.fleet(enough=FLEET_SIZE, silent_sec=silent_sec) for store in stores.values()]
-        return silent_fleet_grace(self.policy.brake, fleets, taken.resumed_age_sec)
+            return []
+        return [store.fleet(enough=FLEET_SIZE, silent_sec=3.0 * self.policy.heartbeat_sec)]
 
     def _blame(self, report: PassReport, error: ReaperError) -> None:
         """The database as a whole failed: every table that has no result yet carries the reason."""

@@ -16,7 +16,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from reconciler.database import Connection, Database
+from reconciler.database import CONFLICT_CODES, Connection, Database
+from reconciler.errors import DatabaseError, ReaperError
 from reconciler.shape import qualified
 from reconciler.sql import escaped, query
 
@@ -67,6 +68,7 @@ class PassState:
         self._holder = holder
         self.usable = False
         self.counting = False
+        self.trouble: str | None = None
 
     @property
     def table(self) -> str:
@@ -78,30 +80,46 @@ class PassState:
             lambda conn: conn.execute(query("state", "usable"), {"state": self.table}).fetchone()
         )
         self.usable = self.counting = bool(row and row[0])
+        self.trouble = None if self.usable else "missing, or not ours to read and write"
         return self.usable
 
     def take(self, *, gap_sec: float) -> Taken | Held:
         """Take the pass, or say who has it."""
         if not self.usable:
             return Taken()
-        row = self._one("take", ttl_sec=TTL_SEC, gap_sec=gap_sec)
-        if row is not None:
-            return Taken(row[0])
-        other = self._one("who")
+        try:
+            row = self._one("take", ttl_sec=TTL_SEC, gap_sec=gap_sec)
+            if row is not None:
+                return Taken(row[0])
+            other = self._one("who")
+        except ReaperError as error:
+            self._do_without(error)
+            return Taken()
         return Held(other[0], other[1]) if other else Taken()
 
     def keep(self) -> bool:
         """Renew; False when another reaper has taken the pass over."""
-        return not self.usable or self._one("keep", ttl_sec=TTL_SEC) is not None
+        if not self.usable:
+            return True
+        try:
+            return self._one("keep", ttl_sec=TTL_SEC) is not None
+        except ReaperError as error:
+            self._do_without(error)
+            return True
 
     def give_back(self, *, success: bool) -> None:
         if self.usable:
-            self._database.run(
-                lambda conn: conn.execute(
-                    self._query("give_back"),
-                    {"scope": self._scope, "holder": self._holder, "success": success},
-                )
-            )
+            try:
+                self._one("give_back", success=success)
+            except ReaperError as error:
+                self._do_without(error)
+
+    def _do_without(self, error: ReaperError) -> None:
+        """Our own table is the trouble: go on without it. A database that is away is everybody's trouble."""
+        if isinstance(error, DatabaseError) and error.code not in CONFLICT_CODES:
+            raise error
+        self.usable = self.counting = False
+        self.trouble = error.message
 
     def count(self, conn: Connection, table: str, counts: Mapping[str, int]) -> None:
         """Add to the totals inside the batch's transaction; a failure here costs the count, not the batch."""
@@ -137,7 +155,9 @@ class PassState:
 
     def _one(self, name: str, **parameters: object) -> tuple[Any, ...] | None:
         everything = {"scope": self._scope, "holder": self._holder, **parameters}
-        return self._database.run(lambda conn: conn.execute(self._query(name), everything).fetchone())
+        return self._database.run(
+            lambda conn: conn.execute(self._query(name), everything).fetchone(), conflict_tries=2
+        )
 
     def _query(self, name: str) -> sql.Composed:
         return query("state", name).format(state=escaped(self._name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from psycopg import sql
@@ -33,6 +33,8 @@ from reconciler.statements import (
 
 Counted = Callable[[Connection, str, Mapping[str, int]], None]
 """Adds a batch's counters inside the batch's transaction (state.py)."""
+
+OTHER_STAGE = "other"
 
 
 class PgStore:
@@ -90,7 +92,7 @@ class PgStore:
             assert row is not None
             page = _page(row)
             if self._count is not None and page.changed and not request.dry_run:
-                self._count(conn, self.spec.name, _counters(page))
+                self._count(conn, self.spec.name, _counters(page, self._policy.sla.factors))
             return page
 
         # A conflict inside a batch may be one row's own: the caller halves at once. Alone it gets its tries.
@@ -166,10 +168,16 @@ def _from_sql(rows: list[list[Any]]) -> tuple[tuple[Group, ...], tuple[HolderGro
     return tuple(groups), tuple(holders)
 
 
-def _counters(page: Page) -> dict[str, int]:
-    """What this batch adds to the totals kept in Postgres, keyed outcome|stage|reason."""
+def _counters(page: Page, stages: Container[str]) -> dict[str, int]:
+    """What this batch adds to the totals kept in Postgres, keyed outcome|stage|reason.
+
+    Stages nobody configured are counted as one: every batch rewrites these counters, so they must stay few.
+    """
     counts: dict[str, int] = {}
     for group in page.groups:
-        key = f"{group.outcome}|{group.stage or ''}|{group.reason}"
+        stage = group.stage or ""
+        if stage and stage not in stages:
+            stage = OTHER_STAGE
+        key = f"{group.outcome}|{stage}|{group.reason}"
         counts[key] = counts.get(key, 0) + group.n
     return counts

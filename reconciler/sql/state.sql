@@ -29,6 +29,7 @@ UPDATE {state} SET
     last_success_at = CASE WHEN %(success)s THEN now() ELSE last_success_at END,
     updated_at = now()
 WHERE scope = %(scope)s AND holder = %(holder)s
+RETURNING scope
 
 -- name: who
 SELECT holder, greatest(extract(epoch FROM until - now()), 0)::float8 FROM {state} WHERE scope = %(scope)s
@@ -51,4 +52,7 @@ WHERE scope = ANY(%(scopes)s)
 -- Whether the table is there and writable; a reaper without it still reaps, it only cannot count.
 SELECT
     to_regclass(%(state)s) IS NOT NULL
-    AND has_table_privilege(to_regclass(%(state)s)::oid, 'SELECT, INSERT, UPDATE') IS TRUE
+    -- One by one: a list in one call asks for any of them.
+    AND has_table_privilege(to_regclass(%(state)s)::oid, 'SELECT') IS TRUE
+    AND has_table_privilege(to_regclass(%(state)s)::oid, 'INSERT') IS TRUE
+    AND has_table_privilege(to_regclass(%(state)s)::oid, 'UPDATE') IS TRUE

@@ -180,12 +180,11 @@ def test_one_pass_loads_neither_the_operator_nor_what_it_does_not_use(dsn: str) 
         "kubernetes",
         "prometheus_client",
         "yaml",
-        "asyncio",
         "click",
         "pydantic_settings",
         "http",
     }
-    assert loaded & unwanted <= {"asyncio"}, "psycopg itself imports asyncio"
+    assert loaded & unwanted == set()
 
 
 # ── the log of a large pass (SPEC.md decision 14) ───────────────────────────────────────────────────
