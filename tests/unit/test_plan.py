@@ -51,6 +51,7 @@ def test_the_silent_fleet(
 
 def test_the_fleets_may_come_as_a_stream() -> None:
     assert silent_fleet_grace(GRACE, iter([FIVE]), None) == 120.0
+    assert silent_fleet_grace(GRACE, iter([FIVE, a_fleet("f", fresh=True)]), None) == 0.0
 
 
 fleets_ = st.lists(
