@@ -22,10 +22,11 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from reconciler.database import Database
-from reconciler.decide import decide
+from reconciler.decide import Kind, decide, judged_stamp
 from reconciler.model import (
     UNKNOWN_RULE,
     Decision,
+    EventType,
     Job,
     Mode,
     Outcome,
@@ -332,6 +333,34 @@ def check_unseen(rows: list[Row], policy: Policy, waited: float) -> None:
     for row in rows:
         outcome = decide(older_by(row.job, -waited), Rulebook(), policy).outcome
         assert outcome in (Outcome.LIVE, Outcome.UNLEASED), f"no scan finds {row}"
+
+
+def test_the_random_rows_reach_every_outcome_reason_and_event() -> None:
+    """Two judges that agree about nothing but live rows would prove nothing."""
+    rulebook = Rulebook(
+        {
+            "h0": Rule(Verdict.DEAD_CONFIRMED, Mode.NOW),
+            "h1": Rule(Verdict.DEAD_INFERRED, Mode.NOW, min_silence_sec=60.0),
+            "h2": Rule(Verdict.ALIVE, Mode.CAPPED, claimed_before_age=500.0),
+            "h3": Rule(Verdict.ALIVE, Mode.CAPPED, other_beat_age=10.0),
+        },
+        default=None,
+    )
+    policy = Policy()
+    rows = random_rows(1, 4000, policy, rulebook)
+    decisions = [decide(row.job, rulebook, policy) for row in rows]
+    assert {decision.outcome for decision in decisions} == set(Outcome)
+    assert {decision.reason for decision in decisions} == {None, *Reason}
+    assert {decision.event for decision in decisions} == {None, *EventType}
+    kinds = Counter(judged_stamp(row.job, policy, 300).kind for row in rows)
+    assert all(kinds[kind] > 100 for kind in Kind)
+    # Rows that a scan returns although they have not expired: a start past the timeout, within its hour.
+    early = [
+        decision.reason is Reason.POD_DEAD
+        for row, decision in zip(rows, decisions, strict=True)
+        if row.lease.text is None and row.beat.text is None and 300 < (row.start.age or 0) <= 3600
+    ]
+    assert any(early)
 
 
 # ── the edges that random rows do not reach ─────────────────────────────────────────────────────────
