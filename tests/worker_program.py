@@ -55,6 +55,12 @@ def short(job: JobContext) -> None:
     slow(job, 1.5)
 
 
+def brief(job: JobContext) -> None:
+    """Ends without a word to the database."""
+    told(job, "began")
+    time.sleep(3)
+
+
 def stubborn(job: JobContext) -> None:
     """Does not listen, and publishes without asking first: the zombie that the fence must stop."""
     told(job, "began")

@@ -42,18 +42,15 @@ class Beater:
         self._session = Session(dsn, "beat")
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._busy_since: float | None = None
         self._failures = 0
         self._refused: set[Key] = set()
         self._waiters: dict[Key, Session] = {}
         self._waiting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="job-reaper-beater", daemon=True)
-        self._guard = threading.Thread(target=self._guard_connection, name="job-reaper-guard", daemon=True)
 
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
-        self._guard.start()
 
     def stop(self) -> None:
         """Stop beating: only when no job is held any more."""
@@ -111,7 +108,6 @@ class Beater:
 
     def _beat(self, claims: list[Claim], sent_at: float) -> bool:
         limit = self._limit_sec()
-        self._busy_since = time.monotonic()
         try:
             beats = self._session.transact(
                 lambda conn: heartbeat_batch(conn, claims, sdk=self._sdk),
@@ -129,8 +125,6 @@ class Beater:
             middle = len(claims) // 2
             first, second = self._beat(claims[:middle], sent_at), self._beat(claims[middle:], sent_at)
             return first and second
-        finally:
-            self._busy_since = None
         self._succeeded(beats, sent_at)
         return True
 
@@ -179,13 +173,6 @@ class Beater:
 
     def _limit_sec(self) -> float:
         return max(1.0, self.interval_sec())
-
-    def _guard_connection(self) -> None:
-        """A read on a dead network never returns by itself: cut it when the server's own limit has passed."""
-        while not self._stopping.wait(0.2):
-            since = self._busy_since
-            if since is not None and time.monotonic() - since > self._limit_sec() + 1:
-                self._session.cut()
 
     # ── rows that somebody locks ────────────────────────────────────────────────────────────────────
 

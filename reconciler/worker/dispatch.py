@@ -19,6 +19,7 @@ from reconciler.worker.sdk import Sdk
 from reconciler.worker.session import Session
 
 MAX_PAUSE_SEC = 30.0
+CLAIM_LIMIT_SEC = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +96,8 @@ class Dispatcher:
 
     def _claim(self, table: str, limit: int) -> list[Claim]:
         try:
-            claims = self._session.run(
+            # The server gives up before we do: a claim that commits after we stopped listening is nobody's.
+            claims = self._session.transact(
                 lambda conn: claim_next(
                     conn,
                     table,
@@ -103,7 +105,9 @@ class Dispatcher:
                     stages=self._routes.stages(table),
                     limit=limit,
                     sdk=self._sdk,
-                )
+                ),
+                timeout_sec=CLAIM_LIMIT_SEC,
+                lock_timeout_sec=CLAIM_LIMIT_SEC / 2,
             )
         except (psycopg.Error, ReaperError, OSError) as error:
             self._failures += 1

@@ -45,7 +45,7 @@ class Listener:
         failures = 0
         while not self._stopping.is_set():
             try:
-                self._session.run(self._listen)
+                self._session.run(self._listen, limit_sec=float("inf"))  # waiting is its work
                 failures = 0
             except psycopg.Error as error:
                 failures += 1

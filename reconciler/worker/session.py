@@ -1,8 +1,9 @@
 """Session: one reconnecting connection for one purpose, which another thread can cut.
 
-A blocked read on a dead network has no time-out of its own, so whoever watches the clock must be able to
-end it: `cut()` shuts the socket down under the blocked thread, which then sees a lost connection and
-nothing else. No session state is relied upon (PgBouncer): time-outs are set inside a transaction.
+A blocked read has no time-out of its own: a server or a proxy that hangs keeps its TCP alive for ever. So
+every statement has a limit, and one thread watches them all: `cut()` shuts the socket down under the
+blocked thread, which then sees a lost connection and nothing else. No session state is relied upon
+(PgBouncer): time-outs are set inside a transaction.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,6 +27,54 @@ LOST_CONNECTION = (psycopg.OperationalError, psycopg.InterfaceError)
 """The server did not answer, or said "not now": the same statement may succeed later."""
 
 
+LIMIT_SEC = 60.0
+
+
+class _Guard:
+    """Cuts sessions whose statement takes longer than it may: one thread for the process."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Session, float] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = float("-inf")
+
+    @contextmanager
+    def limit(self, session: Session, seconds: float) -> Iterator[None]:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._deadlines[session] = deadline
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="job-reaper-guard", daemon=True)
+                self._thread.start()
+            if deadline < self._wakes_at:  # rarely: most limits are alike, and it looks then anyway
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._deadlines.pop(session, None)
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                late = [session for session, deadline in self._deadlines.items() if deadline <= now]
+                if not late:
+                    nearest = min(self._deadlines.values(), default=float("inf"))
+                    self._wakes_at = max(now + 0.2, nearest)
+                    self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+                    self._wakes_at = float("-inf")
+                    continue
+                for session in late:
+                    self._deadlines[session] = now + 1.0  # again, should it not have heard
+            for session in late:
+                session.cut()
+
+
+_guard = _Guard()
+
+
 class Session:
     """A connection that opens itself again. One thread at a time; `cut` from any."""
 
@@ -35,12 +85,13 @@ class Session:
         self._conn: Connection | None = None
         self._lock = threading.Lock()
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T], *, limit_sec: float = LIMIT_SEC) -> T:
         """Do `work` on the connection; a broken one is dropped, so that the next call gets a new one."""
         with self._lock:
             conn = self._connection()
             try:
-                return work(conn)
+                with _guard.limit(self, limit_sec):
+                    return work(conn)
             except LOST_CONNECTION:
                 self._drop()
                 raise
@@ -56,7 +107,7 @@ class Session:
                 )
                 return work(conn)
 
-        return self.run(bounded)
+        return self.run(bounded, limit_sec=timeout_sec + 1)
 
     def cut(self) -> None:
         """End whatever the connection is waiting for. The thread inside sees an OperationalError."""

@@ -93,8 +93,15 @@ def test_sigstop_of_a_stubborn_worker_is_stopped_by_the_fence_alone(dsn: str, co
         eventually(lambda: effects(conn, "began", job))
         first = zombie if one(conn, "select pid from effects") == zombie.pid else heir
         first.send(signal.SIGSTOP)
-        conn.execute("update jobs set lease_expires_at = now() - interval '1 s'")
-        reap(conn)
+
+        def requeued() -> int:
+            # Again, should a beat have been on its way when the signal came.
+            conn.execute(
+                "update jobs set lease_expires_at = now() - interval '1 s' where status = 'processing'"
+            )
+            return reap(conn)
+
+        eventually(requeued)
         eventually(lambda: effects(conn, "began", job) == 2)
         first.send(signal.SIGCONT)
         eventually(lambda: effects(conn, "ended", job) == 2)  # both ran to their end, one of them in vain
@@ -241,6 +248,22 @@ def test_postgres_restarted_mid_job_the_job_is_done_once(
             assert the_job(again, job)["attempt_count"] == 1
             later = a_queued_job(again)
             eventually(lambda: status_of(again, later) == "done", "claims go on after the restart")
+
+
+def test_a_job_that_ends_while_postgres_is_away_is_done_when_it_is_back(
+    pg_server: Server, dsn: str, conn: Connection
+) -> None:
+    job = a_queued_job(conn)
+    with worker_process(dsn, program="brief", lease_sec=120, beat_sec=15) as worker:
+        eventually(lambda: effects(conn, "began", job))
+        pg_server.postgres.stop()
+        try:
+            eventually(lambda: worker.says("cannot end the job, trying again"), worker.log)
+        finally:
+            pg_server.postgres.start()
+        with psycopg.connect(dsn, autocommit=True) as again:
+            eventually(lambda: status_of(again, job) == "done", worker.log)
+            assert the_job(again, job)["attempt_count"] == 1
 
 
 def test_a_handler_that_speaks_to_the_database_survives_its_restart(

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import psycopg
 import pytest
 
 from reconciler.worker import (
@@ -95,6 +96,12 @@ def test_concurrency_more_inflight_requests_than_max_concurrency_never_exceed_th
 def test_a_notification_wakes_an_idle_worker_long_before_it_polls(dsn: str, conn: Connection) -> None:
     with running(a_worker(dsn, lambda job: None, poll_sec=3600)):
         eventually(lambda: one(conn, "select count(*) from pg_stat_activity where query like 'LISTEN%'"))
+        # Listening wakes it once by itself: wait until that is over and it sleeps for an hour.
+        idle = (
+            "select bool_and(state_change < clock_timestamp() - interval '1 s') from pg_stat_activity"
+            " where application_name = 'job-reaper claim' and state = 'idle'"
+        )
+        eventually(lambda: one(conn, idle))
         job = a_queued_job(conn)
         conn.execute("notify job_reaper_queued")
         eventually(lambda: status_of(conn, job) == "done", timeout=10)
@@ -461,6 +468,31 @@ def test_a_payload_that_is_not_jsonable_is_a_clear_error_and_fails_the_job(
         eventually(lambda: status_of(conn, job) == "failed")
     assert "not JSON serializable" in errors[0]
     assert the_job(conn, job)["fail_code"] == "VALIDATION"
+
+
+def test_an_ending_whose_answer_was_lost_is_recognised_as_ours(
+    dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from reconciler.worker import job_run
+    from reconciler.worker.ending import write_ending as write
+
+    job = a_queued_job(conn)
+    answers: list[str] = []
+
+    def lose_the_first_answer(*args: Any) -> str:
+        answers.append(write(*args))
+        if len(answers) == 1:
+            raise psycopg.OperationalError("connection lost after the commit")
+        return answers[-1]
+
+    monkeypatch.setattr(job_run, "write_ending", lose_the_first_answer)
+    caplog.set_level("INFO")
+    with running(a_worker(dsn, lambda _: None)):
+        eventually(lambda: any(getattr(record, "became", "") for record in caplog.records))
+    assert [record.became for record in caplog.records if hasattr(record, "became")] == [
+        "ended, though the answer was lost"
+    ]
+    assert status_of(conn, job) == "done"
 
 
 def test_an_ending_the_row_refuses_leaves_the_job_to_its_lease(dsn: str, conn: Connection) -> None:
