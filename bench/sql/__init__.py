@@ -19,5 +19,5 @@ def _queries(file: str) -> dict[str, str]:
 
 def query(file: str, name: str, **names: str) -> sql.Composed:
     """One statement with its identifiers filled in."""
-    text = sql.SQL(_queries(file)[name])  # type: ignore[arg-type]  # our own files, no user's text
+    text = sql.SQL(_queries(file)[name])
     return text.format(**{key: sql.Identifier(value) for key, value in names.items()})
