@@ -212,18 +212,23 @@ rules = st.builds(
     pod=st.none() | st.just({"name": "w-0", "reason": "OOMKilled", "restarts": 2}),
 )
 
+# Most books have rules for most holders, and a grace that some ages pass and others do not: left to
+# itself hypothesis likes empty books and graces of zero or infinity.
+many_rules = st.dictionaries(st.sampled_from(HOLDERS), rules, min_size=3)
 rulebooks = st.builds(
     Rulebook,
-    holders=st.dictionaries(st.sampled_from(HOLDERS), rules),
+    holders=st.sampled_from([True, True, True, False]).flatmap(
+        lambda asked: many_rules if asked else st.just({})
+    ),
     default=st.sampled_from([None, UNKNOWN_RULE]) | rules,
-    grace_sec=st.just(0.0) | quarters(0, 5_000) | st.just(math.inf),
+    grace_sec=st.sampled_from([0.0, math.inf, 30.0, 120.0, 600.25, 5_000.0]),
 )
 
 policies = st.builds(
     Policy,
     sla=st.builds(
         SlaPolicy,
-        default_lease_sec=st.integers(1, 100_000),
+        default_lease_sec=st.integers(1, 900) | st.integers(1, 100_000),
         factors=st.dictionaries(st.sampled_from(STAGES), st.decimals(Decimal("0.000001"), 10_000, places=6)),
     ),
     backoff=st.builds(
@@ -234,6 +239,6 @@ policies = st.builds(
     ),
     liveness=st.builds(LivenessPolicy, defer_factor=quarters(0, 5), defer_max_sec=st.integers(0, 5_000)),
     max_attempts=st.integers(0, 5),
-    lease_timeout_sec=st.integers(1, 100_000),
+    lease_timeout_sec=st.integers(1, 900) | st.integers(1, 100_000),
     heartbeat_sec=st.integers(1, 60),
 )

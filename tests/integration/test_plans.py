@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -151,12 +151,12 @@ def a_table_with_ids_of(empty_dsn: str, id_type: str) -> Connection:
     return conn
 
 
-NEW_ID = {
+NEW_ID: dict[str, LiteralString] = {
     "uuid": "gen_random_uuid()",
     "bigint": "(hashint8(n)::bigint << 31) + n",
     "text": "case n % 4 when 0 then '''\"%s{}' when 1 then 'Ä' when 2 then 'a' else 'A b' end || n",
 }
-LEASES = {
+LEASES: dict[Scan, LiteralString] = {
     # Few distinct leases: most pages begin and end among equals.
     Scan.EXPIRED: "date_trunc('day', now()) - (n % 3) * interval '1 day'",
     Scan.STALE: "null::timestamptz",
@@ -165,13 +165,23 @@ LEASES = {
 }
 
 
-def fill(conn: Connection, scan: Scan, id_type: str) -> set[str]:
+APART: dict[Scan, LiteralString] = {
+    # Every lease its own: a page that others' locks have thinned out ends at a lease, short.
+    Scan.EXPIRED: "now() - n * interval '1 hour'",
+    Scan.STALE: "null::timestamptz",
+    Scan.FAR: "'12026-01-01'::timestamptz + n * interval '1 hour'",
+}
+
+
+def fill(
+    conn: Connection, scan: Scan, id_type: str, leases: Mapping[Scan, LiteralString] = LEASES
+) -> set[str]:
     conn.execute(
         sql.SQL(
             "insert into jobs (id, status, locked_by, lease_expires_at, last_heartbeat_at, max_attempts)"
             " select {id}, 'processing', 'w' || n % 3, {lease}, now() - interval '10 days', 9"
             " from generate_series(1, {rows}) as n order by md5(n::text)"
-        ).format(id=sql.SQL(NEW_ID[id_type]), lease=sql.SQL(LEASES[scan]), rows=sql.Literal(ROWS))
+        ).format(id=sql.SQL(NEW_ID[id_type]), lease=sql.SQL(leases[scan]), rows=sql.Literal(ROWS))
     )
     return {row[0] for row in conn.execute("select id::text from jobs")}
 
@@ -220,7 +230,7 @@ def test_pages_visit_each_row_once(empty_dsn: str, scan: Scan, id_type: str, dry
 def test_a_pass_goes_on_behind_rows_that_others_hold(empty_dsn: str, scan: Scan) -> None:
     policy = replace(Policy(), batch_size=LIMIT)
     with a_table_with_ids_of(empty_dsn, "bigint") as conn, psycopg.connect(empty_dsn) as worker:
-        ids = fill(conn, scan, "bigint")
+        ids = fill(conn, scan, "bigint", APART)
         held = {
             row[0]
             for row in worker.execute(
