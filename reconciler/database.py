@@ -6,7 +6,10 @@ transaction, nothing is prepared on the server, no session lock is taken.
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +34,18 @@ Connection = psycopg.Connection[Row]
 
 TRIES = 5
 FIRST_PAUSE_SEC = 0.1
+
+HANG_MARGIN_SEC = 10.0
+"""Beyond twice the statement time-out plus this, a server that has not answered is frozen or gone."""
+
+# A peer that vanished without a word (failover, cut cable) is noticed within half a minute, not in hours.
+_KEEPALIVE: dict[str, Any] = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 
 _SETTINGS = (
     "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true),"
@@ -68,10 +83,11 @@ class Database:
         lock_timeout_ms: int = 2_000,
         connect_timeout_sec: int = 10,
         application_name: str = "job-reaper",
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self.dsn = checked_dsn(dsn)
-        self._timeouts = (str(statement_timeout_ms), str(lock_timeout_ms), str(statement_timeout_ms))
+        self._statement_timeout_ms = statement_timeout_ms
+        self._lock_timeout_ms = lock_timeout_ms
         self._connect_timeout_sec = connect_timeout_sec
         self._application_name = application_name
         self._pause = pause
@@ -85,21 +101,28 @@ class Database:
         twin._conn = None
         return twin
 
-    def run(self, work: Callable[[Connection], T], *, conflict_tries: int = TRIES) -> T:
+    def run(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        conflict_tries: int = TRIES,
+        lock_tries: int = TRIES,
+        lock_timeout_ms: int | None = None,
+    ) -> T:
         """Do `work` in one transaction; try again when the server only said "not now".
 
         The work must be repeatable: a connection lost during COMMIT may have committed. Ours is, because a
         row that was changed is not found again. A caller who can do better than try a conflict again (a
-        smaller batch) says so with `conflict_tries`.
+        smaller batch, the next row) says so with `conflict_tries` and `lock_tries`.
         """
         for attempt in range(1, TRIES + 1):
             try:
-                with self._transaction() as conn:
+                with self._transaction(lock_timeout_ms) as conn:
                     return work(conn)
             except psycopg.Error as error:
                 translated = translate(error)
                 self._drop_if_broken()
-                tries = conflict_tries if translated.code in CONFLICT_CODES else TRIES
+                tries = {"conflict": conflict_tries, "lock_timeout": lock_tries}.get(translated.code, TRIES)
                 if attempt >= tries or not isinstance(translated, TransientError):
                     raise translated from error
                 self._pause(FIRST_PAUSE_SEC * 2 ** (attempt - 1) * (1 + random.random()))  # noqa: S311 - jitter
@@ -111,16 +134,32 @@ class Database:
             self._conn = None
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self, lock_timeout_ms: int | None) -> Iterator[Connection]:
         conn = self._connection()
-        with conn.transaction():
-            conn.execute(_SETTINGS, self._timeouts)
+        statement_ms = str(self._statement_timeout_ms)
+        lock_ms = str(self._lock_timeout_ms if lock_timeout_ms is None else lock_timeout_ms)
+        with self._hang_up_when_frozen(conn), conn.transaction():
+            conn.execute(_SETTINGS, (statement_ms, lock_ms, statement_ms))
             yield conn
+
+    @contextmanager
+    def _hang_up_when_frozen(self, conn: Connection) -> Iterator[None]:
+        """The server's time-outs need a server that runs. One that is frozen would hold us for ever."""
+        limit_sec = 2 * self._statement_timeout_ms / 1000 + HANG_MARGIN_SEC
+        timer = threading.Timer(limit_sec, _shut, [conn.fileno()])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _connection(self) -> Connection:
         if self._conn is None or self._conn.closed:
+            given = _parsed(self.dsn) or {}
             self._conn = psycopg.connect(
                 self.dsn,
+                **{key: value for key, value in _KEEPALIVE.items() if key not in given},
                 autocommit=True,
                 prepare_threshold=None,  # PgBouncer may hand the next statement to another server session
                 connect_timeout=self._connect_timeout_sec,
@@ -136,7 +175,9 @@ class Database:
 def checked_dsn(dsn: str | None) -> str:
     """Refuse a connection string that libpq cannot even parse, without ever printing it."""
     parsed = _parsed(dsn or "")
-    if parsed is None or not _are_ports(str(parsed.get("port") or "")):
+    # An @ left in the host is the tail of a password whose own @ was not encoded: never let it reach a log.
+    spilt = parsed is not None and any("@" in str(parsed.get(part) or "") for part in ("host", "dbname"))
+    if parsed is None or spilt or not _are_ports(str(parsed.get("port") or "")):
         problem = Problem(
             key="DATABASE_URL",
             value="(hidden)",
@@ -145,6 +186,12 @@ def checked_dsn(dsn: str | None) -> str:
         )
         raise ConfigError([problem])
     return dsn or ""
+
+
+def _shut(fileno: int) -> None:
+    """End both directions of a socket from another thread: the call that waits on it fails at once."""
+    with socket.socket(fileno=os.dup(fileno)) as twin:
+        twin.shutdown(socket.SHUT_RDWR)
 
 
 def _parsed(dsn: str) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from reconciler.model import PassReport
 
 JITTER = 0.10
 STALE_AFTER_INTERVALS = 3
+STALE_AFTER_AT_LEAST_SEC = 30.0
+"""With an interval of seconds, a database that cannot be reached must not look like a hung reaper."""
 
 
 class IntervalLoop:
@@ -29,7 +31,12 @@ class IntervalLoop:
     @property
     def healthy(self) -> bool:
         """False only when no pass finished for three intervals: a hung pass, not a failing one."""
-        return time.monotonic() - self._progress_at < STALE_AFTER_INTERVALS * self._interval_sec
+        allowed = max(STALE_AFTER_INTERVALS * self._interval_sec, STALE_AFTER_AT_LEAST_SEC)
+        return time.monotonic() - self._progress_at < allowed
+
+    def tick(self) -> None:
+        """A batch was begun: a long pass is progress too."""
+        self._progress_at = time.monotonic()
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -37,7 +44,7 @@ class IntervalLoop:
                 self._one_pass()
             except Exception:  # noqa: BLE001 - the next pass must run whatever happened in this one
                 LOGGER.exception("pass crashed: this is a bug in job-reaper; the next pass runs as usual")
-            self._progress_at = time.monotonic()
+            self.tick()
             self._stopping.wait(self._interval_sec * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """Every metric name, and nothing else that counts.
 
-Names and labels are for ever (docs/reference/metrics.md). Counters come from Postgres where it keeps them
+Names and labels are for ever (docs/reference/events-log-metrics.md). Counters come from Postgres where it keeps them
 (a CronJob's pod lives too short to be scraped); histograms live in the process.
 """
 
@@ -79,16 +79,21 @@ class Metrics:
         self._table_ok.labels(name).set(1 if report.ok else 0)
 
     def passed(self, report: PassReport, totals: Totals | None, *, now: float) -> None:
-        """Take a whole pass in. Totals kept in Postgres outlive this process and win."""
+        """Take a whole pass in. Totals kept in Postgres outlive this process and hold what it did; while they
+        cannot be kept, what we did ourselves is added to the last ones known."""
         if totals is not None:
             self._totals = totals.counts
+            self._own = {}
             if totals.last_success is not None:
                 self._success.set(totals.last_success)
         elif report.ok and not report.skipped:
             self._success.set(now)
 
     def counts(self) -> Mapping[tuple[str, str, str, str], int]:
-        return self._own if self._totals is None else self._totals
+        sums = dict(self._totals or {})
+        for key, n in list(self._own.items()):
+            sums[key] = sums.get(key, 0) + n
+        return sums
 
     def stage_label(self, stage: str) -> str:
         """A stage nobody configured reads `other`: a typo in a row must not become a time series."""

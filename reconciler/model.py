@@ -407,6 +407,7 @@ class TableReport:
     error: TableFault | None = None
     braked: str | None = None
     capped: bool = False
+    stopped: bool = False
     oldest_sec: float = 0.0
     scan_ms: float = 0.0
 
@@ -427,6 +428,11 @@ class PassReport:
     @property
     def ok(self) -> bool:
         return all(report.ok for report in self.tables.values())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a table was left before it was done, because we were told to or lost the pass."""
+        return any(report.stopped for report in self.tables.values())
 
     @property
     def exit_code(self) -> int:

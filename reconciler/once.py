@@ -11,14 +11,11 @@ from reconciler.config import Settings
 from reconciler.logs import say
 from reconciler.model import PassReport, TableReport
 from reconciler.reaper import Reaper
-from reconciler.witness import choose_cluster
 
 
 def run_once(settings: Settings, *, output: str) -> int:
     """One pass, its report on stdout, its exit code."""
-    reaper = Reaper(
-        settings=settings, cluster=choose_cluster(settings), with_metrics=settings.pushgateway_url is not None
-    )
+    reaper = Reaper(settings=settings, with_metrics=settings.pushgateway_url is not None)
     # A pod that is told to go ends after its batch and gives the pass back, instead of holding it for 90 s.
     signal.signal(signal.SIGTERM, lambda *_: reaper.request_stop())
     try:
@@ -30,7 +27,8 @@ def run_once(settings: Settings, *, output: str) -> int:
         else:
             for text in as_text(report):
                 _line(text)
-        _push(reaper, settings)
+        if not report.skipped:  # the pass that ran pushes; ours would wipe out its numbers
+            _push(reaper, settings)
     finally:
         reaper.close()
     return report.exit_code

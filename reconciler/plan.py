@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from reconciler.model import BrakePolicy, Fleet, Survey
+from reconciler.model import BrakePolicy, Fleet
 
 FLEET_SIZE = 5
 """Fewer silent holders than this are bad luck; from here on it is likelier us than all of them."""
@@ -29,15 +29,25 @@ def silent_fleet_grace(policy: BrakePolicy, fleets: Iterable[Fleet], resumed_age
     return float(policy.outage_grace_sec)
 
 
-def share_brake(policy: BrakePolicy, survey: Survey, processing: int) -> str | None:
+def silent_fleet_sentence(grace_sec: float) -> str:
+    """The sentence that explains why expired jobs are left alone."""
+    if grace_sec == math.inf:
+        return (
+            "nobody beats, and this reaper was away until just now: expired jobs get brake.outageGraceSec"
+            " to be beaten again"
+        )
+    return f"nobody beats: expired jobs are touched only {grace_sec:g} s after their expiry"
+
+
+def share_brake(policy: BrakePolicy, expired: int, processing: int) -> str | None:
     """The sentence that explains why a table is left unchanged, or None."""
     if policy.max_expired_share >= 1 or processing == 0:
         return None
-    share = survey.candidates / processing
+    share = expired / processing
     if share <= policy.max_expired_share:
         return None
     return (
-        f"{survey.candidates} of {processing} processing jobs ({share:.0%}) have expired, more than"
+        f"{expired} of {processing} processing jobs ({share:.0%}) have expired, more than"
         f" brake.maxExpiredShare={policy.max_expired_share:g} allows: the table is left unchanged. If their"
         " workers are truly gone, raise the share for one pass"
     )

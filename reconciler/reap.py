@@ -25,14 +25,14 @@ from reconciler.model import (
     TableFault,
     TableReport,
 )
-from reconciler.plan import share_brake
+from reconciler.plan import share_brake, silent_fleet_sentence
 from reconciler.ports import Cluster, JobStore, Recorder
 
 LIST_AT_MOST = 1000
 """Ids per list in a report, and jobs told one by one in the log (SPEC.md decision 14)."""
 
-LOCKED_OUT_AFTER = 3
-"""Single rows in a row that only ever wait for a lock: then the table is locked, not the rows odd."""
+REFRESHES_AT_MOST = 3
+"""Evidence that is old again before it was used, this often in a row: then the witness is too slow."""
 
 
 def reap_table(
@@ -95,7 +95,8 @@ class _Sweep:
         self._may_go_on = may_go_on
         self._told = 0
         self._changed = 0
-        self._locked_out = 0
+        self._refreshes = 0
+        self._cut = False
 
     def run(self, survey: Survey | None) -> None:
         survey = survey or self._store.survey()
@@ -107,24 +108,35 @@ class _Sweep:
             return
         rulebook = self._judge_holders()
         for scan in Scan:
-            if survey.count(scan):
+            if survey.count(scan) and not self._report.stopped:
                 survey, rulebook = self._scan(scan, survey, rulebook)
+        if self._grace_sec and self._report.counts["deferred"] and not self._changed:
+            self._report.braked = silent_fleet_sentence(self._grace_sec)
 
     def _braked(self, survey: Survey) -> bool:
         if self._policy.brake.max_expired_share >= 1:
             return False
-        sentence = share_brake(self._policy.brake, survey, self._store.processing_count())
+        # A dry page under full hold counts and names the rows that have truly expired: the survey's numbers
+        # also hold rows that only the row rule can tell from healthy ones.
+        expired, ids = 0, list[object]()
+        for scan in Scan:
+            if survey.count(scan):
+                request = PageRequest(
+                    scan,
+                    survey.as_of,
+                    limit=survey.count(scan),
+                    deferred_detail=LIST_AT_MOST - len(ids),
+                    dry_run=True,
+                )
+                page = self._store.reap(request, Rulebook(grace_sec=float("inf")))
+                expired += page.judged.get(Outcome.DEFERRED, 0)
+                ids.extend(page.deferred)
+        sentence = share_brake(self._policy.brake, expired, self._store.processing_count())
         if sentence is None:
             return False
         self._report.braked = sentence
-        self._report.counts["deferred"] = survey.candidates
-        # A dry page under full hold names the rows that are being spared.
-        for scan in Scan:
-            room = LIST_AT_MOST - len(self._report.deferred_ids)
-            if room and survey.count(scan):
-                request = PageRequest(scan, survey.as_of, limit=room, deferred_detail=room, dry_run=True)
-                page = self._store.reap(request, Rulebook(grace_sec=float("inf")))
-                self._report.deferred_ids.extend(page.deferred)
+        self._report.counts["deferred"] = expired
+        self._report.deferred_ids.extend(ids)
         return True
 
     def _judge_holders(self) -> Rulebook:
@@ -137,31 +149,35 @@ class _Sweep:
 
     def _scan(self, scan: Scan, survey: Survey, rulebook: Rulebook) -> tuple[Survey, Rulebook]:
         seen = 0
-        size = self._policy.batch_size
+        size = ceiling = self._policy.batch_size
         after: tuple[str | None, str | None] | None = None
         while self._room():
             if not self._may_go_on():
+                self._report.stopped = True
                 return survey, rulebook
             request = self._request(scan, survey.as_of, size, after)
-            try:
-                if size > 1:
-                    page = self._store.reap(request, rulebook)
+            if size == 1:
+                row = self._store.peek(request)
+                if row is None:
+                    break
+                alone = self._try_alone(row, request, rulebook)
+                if alone is None or alone.fresh:
+                    # A row that was stepped over often has neighbours like it: grow only after a good one.
+                    after, seen, size = row.key, seen + 1, 1 if alone is None else min(2, ceiling)
                 else:
-                    row = self._store.peek(request)
-                    if row is None:
-                        break
-                    alone = self._try_alone(row, request, rulebook)
-                    if alone is None or alone.fresh:
-                        after, seen, size = row.key, seen + 1, min(2, self._policy.batch_size)
-                        continue
-                    page = alone
+                    survey, rulebook = self._ask_again()
+                continue
+            try:
+                page = self._store.reap(request, rulebook)
             except (RowError, TransientError) as error:
                 if not _worth_halving(error):
                     raise
                 size = max(1, request.limit // 2)
+                if error.code == "statement_timeout":  # slow rows, not one odd row: do not run into it again
+                    ceiling = size
                 continue
-            if not page.fresh:  # the evidence grew old: ask again and go on where we stand
-                survey, rulebook = self._store.survey(), self._judge_holders()
+            if not page.fresh:
+                survey, rulebook = self._ask_again()
                 continue
             self._take_in(page)
             seen += page.rows
@@ -171,14 +187,25 @@ class _Sweep:
                     break
                 # Others hold the missing rows; what lies behind them is still ours to look at.
                 after = (page.edge, None)
-            size = min(self._policy.batch_size, size * 2)
+            size = min(ceiling, size * 2)
         self._scanned(survey.count(scan) - seen)
         return survey, rulebook
+
+    def _ask_again(self) -> tuple[Survey, Rulebook]:
+        """The evidence grew old before it was used: ask again and go on where we stand, but not for ever."""
+        self._refreshes += 1
+        if self._refreshes > REFRESHES_AT_MOST:
+            raise TableError(
+                "the evidence is older than two minutes before it can be used; nothing was changed on it."
+                " Lower database.statementTimeoutMs, or look at what makes the survey or the cluster slow",
+                code="evidence_too_old",
+            )
+        return self._store.survey(), self._judge_holders()
 
     def _scanned(self, missing: int) -> None:
         if self._room():
             self._report.counts["moved_on"] += max(0, missing)
-        else:
+        elif missing > 0 or self._cut:
             self._report.capped = True
 
     def _try_alone(self, row: NextRow, request: PageRequest, rulebook: Rulebook) -> Page | None:
@@ -188,23 +215,27 @@ class _Sweep:
         except (RowError, TransientError) as error:
             if not _worth_halving(error):
                 raise
-            self._locked_out = self._locked_out + 1 if isinstance(error, TransientError) else 0
-            if self._locked_out >= LOCKED_OUT_AFTER:
-                raise TableError(
-                    f"{self._locked_out} jobs in a row could not be written: {error.message}; somebody holds"
-                    " a lock on the table or its events (pg_locks shows who)",
-                    code=error.code,
-                ) from error
+            if isinstance(error, TransientError):
+                self._blame_the_table_if_locked(request, rulebook)
             self._report.counts["poisoned"] += 1
             if len(self._report.poisoned) < LIST_AT_MOST:
                 poison = Poison(row.id, error.message)
                 self._report.poisoned.append(poison)
                 self._recorder.poisoned(self._report.name, poison)
             return None
-        self._locked_out = 0
         if page.fresh:
             self._take_in(page)
         return page
+
+    def _blame_the_table_if_locked(self, request: PageRequest, rulebook: Rulebook) -> None:
+        """A batch of no rows takes the table's own locks: if even that waits, no row is to blame."""
+        try:
+            self._store.reap(replace(request, limit=0), rulebook)
+        except TransientError as error:
+            raise TableError(
+                f"{error.message}; somebody holds a lock on the table or its events (pg_locks shows who)",
+                code=error.code,
+            ) from error
 
     def _request(
         self, scan: Scan, as_of: str, size: int, after: tuple[str | None, str | None] | None
@@ -225,6 +256,7 @@ class _Sweep:
     def _take_in(self, page: Page) -> None:
         report, changed = self._report, page.changed
         self._changed += changed
+        self._refreshes = 0
         self._told += len(page.changes)
         for change in page.changes:
             ids = report.failed_ids if change.outcome == Outcome.FAILED else report.requeued_ids
@@ -237,6 +269,8 @@ class _Sweep:
         meant = page.judged.get(Outcome.REQUEUED, 0) + page.judged.get(Outcome.FAILED, 0)
         if self._room():
             report.counts["moved_on"] += max(0, meant - changed)
+        else:
+            self._cut = meant > changed
         self._recorder.page(report.name, page, dry_run=self._dry_run)
 
     def _cap(self) -> int | None:

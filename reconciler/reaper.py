@@ -13,6 +13,7 @@ have much to do), give the row back, tell. Composition happens here and nowhere 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,14 +27,15 @@ from reconciler.errors import DatabaseError, ReaperError
 from reconciler.logs import say
 from reconciler.loop import IntervalLoop
 from reconciler.model import Fleet, PassReport, Policy, Survey, TableFault, TableReport, TableSpec
-from reconciler.plan import FLEET_SIZE, silent_fleet_grace
-from reconciler.ports import Cluster, NullCluster
+from reconciler.plan import FLEET_SIZE, silent_fleet_grace, silent_fleet_sentence
+from reconciler.ports import Cluster
 from reconciler.reap import reap_table
-from reconciler.record import PassRecorder, pass_line
+from reconciler.record import LineBudget, PassRecorder, pass_line
 from reconciler.shape import read_shape
 from reconciler.sql import query
 from reconciler.state import TTL_SEC, Held, PassState, Taken, Totals, our_name
 from reconciler.store import PgStore
+from reconciler.witness import choose_cluster
 
 Stores = dict[str, PgStore]
 
@@ -54,9 +56,11 @@ class Reaper:
         self.settings = settings or load(env=env)
         self.policy: Policy = self.settings.policy()
         self.specs: tuple[TableSpec, ...] = self.settings.table_specs()
-        self._cluster = cluster or NullCluster()
+        self._cluster = cluster or choose_cluster(self.settings)
+        self._stopping = threading.Event()
         self._database = Database(
             dsn or self.settings.dsn,
+            pause=self._stopping.wait,
             statement_timeout_ms=self.settings.statement_timeout_ms,
             lock_timeout_ms=self.settings.lock_timeout_ms,
             connect_timeout_sec=self.settings.connect_timeout_sec,
@@ -73,8 +77,8 @@ class Reaper:
             from reconciler.metrics import Metrics  # noqa: PLC0415 - `once` starts every minute without it
 
             self.metrics = Metrics(self.policy.sla.factors)
-        self._stopping = threading.Event()
         self._loop: IntervalLoop | None = None
+        self._tick: Callable[[], None] = lambda: None
         self._warned_stateless = False
 
     # ── One pass ────────────────────────────────────────────────────────────────────────────────────
@@ -97,15 +101,17 @@ class Reaper:
                     served = True
                 finally:
                     if not dry:
-                        self._state.give_back(success=served and report.ok)
+                        # Under a full hold nothing was tried: the gap goes on, and with it the grace's clock.
+                        good = served and report.ok and not report.stopped and grace_sec != math.inf
+                        self._state.give_back(success=good)
                         self._warn_stateless()
         except ReaperError as error:
             say("pass ended early", level=logging.ERROR, fields={"code": error.code, "error": error.message})
             self._blame(report, error)
         report.pass_ms = (time.perf_counter() - started) * 1000
-        brake = (
-            f"silent fleet: nobody beats, acting only {grace_sec:g} s after an expiry" if grace_sec else None
-        )
+        if report.stopped and not report.skipped:
+            report.skipped = "ended early: stopped, or another reaper has taken this pass over"
+        brake = silent_fleet_sentence(grace_sec) if grace_sec else None
         pass_line(report, counters_kept=self._state.counting and not dry, brake=brake)
         if self.metrics is not None:
             self._tell_metrics(report)
@@ -128,8 +134,14 @@ class Reaper:
         if self._loop is not None:
             raise RuntimeError("this Reaper is already running: call stop() first")
         self._stopping.clear()
-        self._loop = IntervalLoop(self.run_once, self.policy.interval_sec, self._stopping)
+        self._loop = self.interval_loop()
         self._loop.start()
+
+    def interval_loop(self) -> IntervalLoop:
+        """The loop that start() runs in a thread and `job-reaper run` in its own; request_stop() ends it."""
+        loop = IntervalLoop(self.run_once, self.policy.interval_sec, self._stopping)
+        self._tick = loop.tick
+        return loop
 
     def stop(self, timeout: float | None = 60.0) -> None:
         """End after the batch under way; returns once the thread has ended and the connection is closed."""
@@ -138,10 +150,14 @@ class Reaper:
             self._loop.join(timeout)
             self._loop = None
         self._database.close()
+        self._stopping.clear()  # a later run_once() is a new wish
 
     def request_stop(self) -> None:
-        """What a signal handler calls: no new batch is begun."""
-        self._stopping.set()
+        """What a signal handler calls: no new batch is begun.
+
+        From a thread of its own: the handler may have interrupted this very event's lock.
+        """
+        threading.Thread(target=self._stopping.set, daemon=True).start()
 
     def close(self) -> None:
         """Close the connection; the next pass would open it again."""
@@ -199,14 +215,15 @@ class Reaper:
                 PassRecorder(self.metrics).table(broken, dry_run=dry_run)
                 report.tables[spec.name] = broken
         grace_sec = silent_fleet_grace(self.policy.brake, fleets, taken.resumed_age_sec)
-        keeper = _Keeper(self._state, self._stopping, held=not dry_run)
+        keeper = _Keeper(self._state, self._stopping, self._tick, held=not dry_run)
+        lines = LineBudget()
 
         def reap(store: PgStore, may_go_on: Callable[[], bool]) -> TableReport:
             return reap_table(
                 store,
                 self._cluster,
                 self.policy,
-                PassRecorder(self.metrics),  # one each: tables may run side by side
+                PassRecorder(self.metrics, lines),  # one each: tables may run side by side
                 grace_sec=grace_sec,
                 dry_run=dry_run,
                 survey=surveys[store.spec.name],
@@ -218,7 +235,7 @@ class Reaper:
         if together:
             report.tables.update(self._reap_together([stores[name].spec for name in together], reap, keeper))
         for name, store in stores.items():
-            if name not in together:
+            if name not in report.tables:
                 report.tables[name] = reap(store, keeper.may_go_on_and_keep)
         # The order of the configuration, whatever finished first.
         report.tables = {spec.name: report.tables[spec.name] for spec in self.specs}
@@ -230,22 +247,35 @@ class Reaper:
         reap: Callable[[PgStore, Callable[[], bool]], TableReport],
         keeper: _Keeper,
     ) -> dict[str, TableReport]:
-        """Large tables side by side, each on a connection of its own; the pass is kept from this thread."""
+        """Large tables side by side, each on a connection of its own; the pass is kept from this thread.
 
-        def one(spec: TableSpec) -> TableReport:
+        A table that gets no connection (a role's or a pool's limit) is left to the one we have.
+        """
+
+        def one(spec: TableSpec) -> TableReport | None:
             database = self._database.another()
             try:
-                return reap(self._store(spec, database), keeper.may_go_on)
+                store = self._store(spec, database)
             except ReaperError as error:
-                return TableReport(spec.name, error=TableFault(error.code, error.message))
+                say(
+                    "no second connection: the tables are served one after the other",
+                    level=logging.WARNING,
+                    fields={"table": spec.name, "error": error.message},
+                )
+                return None
+            try:
+                return reap(store, keeper.may_go_on)
             finally:
                 database.close()
 
         with ThreadPoolExecutor(self.settings.parallel, thread_name_prefix="reap") as pool:
-            futures: dict[str, Future[TableReport]] = {spec.name: pool.submit(one, spec) for spec in specs}
+            futures: dict[str, Future[TableReport | None]] = {
+                spec.name: pool.submit(one, spec) for spec in specs
+            }
             while wait_for(futures.values(), timeout=TTL_SEC / 3).not_done:
                 keeper.may_go_on_and_keep()
-        return {name: future.result() for name, future in futures.items()}
+        reports = {name: future.result() for name, future in futures.items()}
+        return {name: report for name, report in reports.items() if report is not None}
 
     def _store(self, spec: TableSpec, database: Database) -> PgStore:
         def work(conn: Connection) -> PgStore:
@@ -270,20 +300,25 @@ class Reaper:
 
     def _tell_metrics(self, report: PassReport) -> None:
         assert self.metrics is not None
-        self.metrics.passed(report, self.totals(), now=time.time())
+        counted = self.totals() if self._state.counting else None
+        self.metrics.passed(report, counted, now=time.time())
 
 
 class _Keeper:
     """Keeps the pass ours while it runs, and says when it must end."""
 
-    def __init__(self, state: PassState, stopping: threading.Event, *, held: bool) -> None:
+    def __init__(
+        self, state: PassState, stopping: threading.Event, tick: Callable[[], None], *, held: bool
+    ) -> None:
         self._state = state
+        self._tick = tick
         self._stopping = stopping
         self._held = held
         self._lost = threading.Event()
         self._kept_at = time.monotonic()
 
     def may_go_on(self) -> bool:
+        self._tick()
         return not (self._stopping.is_set() or self._lost.is_set())
 
     def may_go_on_and_keep(self) -> bool:

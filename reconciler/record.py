@@ -6,7 +6,7 @@ The events in Postgres are the full record; these lines are for the eye at 3 a.m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -29,30 +29,46 @@ _WORDS = {
 }
 
 
+class LineBudget:
+    """How many jobs may still be told one by one in this pass; shared by the tables of a pass."""
+
+    def __init__(self, lines: int = 1000) -> None:
+        self._left = lines
+        self._lock = threading.Lock()
+
+    def take(self, wanted: int) -> int:
+        with self._lock:
+            given = min(wanted, self._left)
+            self._left -= given
+            return given
+
+
 class PassRecorder:
     """The Recorder of one pass: log lines, and metrics where a process lives long enough to have them."""
 
-    def __init__(
-        self, metrics: Metrics | None = None, also: Callable[[str, Page], None] | None = None
-    ) -> None:
+    def __init__(self, metrics: Metrics | None = None, lines: LineBudget | None = None) -> None:
         self._metrics = metrics
-        self._also = also
+        self._lines = lines or LineBudget()
         self._sums: dict[tuple[str, str, str, str | None], int] = {}
 
     def page(self, table: str, page: Page, *, dry_run: bool) -> None:
-        for change in page.changes:
+        told = self._lines.take(len(page.changes))
+        for change in page.changes[:told]:
             fields = {"table": table, **asdict(change)}
             del fields["outcome"]
             say(_WORDS[change.outcome, dry_run], fields=fields)
+        for change in page.changes[told:]:
+            self._sum_up(table, change.outcome, change.reason, change.locked_by, 1)
         for group in page.holders:
-            key = (table, group.outcome, group.reason, group.locked_by)
-            if key not in self._sums and len(self._sums) >= HOLDERS_AT_MOST:
-                key = (table, group.outcome, group.reason, OTHERS)
-            self._sums[key] = self._sums.get(key, 0) + group.n
+            self._sum_up(table, group.outcome, group.reason, group.locked_by, group.n)
         if self._metrics is not None and not dry_run:
             self._metrics.page(table, page)
-        if self._also is not None:
-            self._also(table, page)
+
+    def _sum_up(self, table: str, outcome: str, reason: str, holder: str | None, jobs: int) -> None:
+        key = (table, outcome, reason, holder)
+        if key not in self._sums and len(self._sums) >= HOLDERS_AT_MOST:
+            key = (table, outcome, reason, OTHERS)
+        self._sums[key] = self._sums.get(key, 0) + jobs
 
     def poisoned(self, table: str, poison: Poison) -> None:
         say(

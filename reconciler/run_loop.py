@@ -6,27 +6,22 @@ For systemd, PM2 or a container anywhere. SIGTERM ends it after the batch under 
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
 
 from reconciler.config import Settings
 from reconciler.logs import say
-from reconciler.loop import IntervalLoop
 from reconciler.reaper import Reaper
 from reconciler.web import WebServer
-from reconciler.witness import choose_cluster
 
 
 def run_loop(settings: Settings) -> int:
     """Run until a signal comes."""
-    reaper = Reaper(settings=settings, cluster=choose_cluster(settings), with_metrics=True)
-    stopping = threading.Event()
-    loop = IntervalLoop(reaper.run_once, reaper.policy.interval_sec, stopping)
+    reaper = Reaper(settings=settings, with_metrics=True)
+    loop = reaper.interval_loop()
 
     def stop(signum: int, _: FrameType | None) -> None:
         say("stopping after the batch under way", fields={"signal": signal.Signals(signum).name})
         reaper.request_stop()
-        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)

@@ -7,7 +7,7 @@ that repairs it, and the other tables are still served.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import psycopg
@@ -43,6 +43,8 @@ class Column:
     base: str
     is_enum: bool
     required: bool
+    schema: str
+    in_key: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class TableShape:
     has_max_attempts: bool
     job_id_type: str
     data_type: str
+    rewrites_key: bool
 
 
 def read_shape(conn: Connection, spec: TableSpec) -> TableShape:
@@ -73,6 +76,12 @@ def read_shape(conn: Connection, spec: TableSpec) -> TableShape:
     _check_types(spec, {role: columns[name] for role, name in names.items() if name in columns})
     events = _columns(conn, spec.events.schema, spec.events.table, spec.name, f"tables.{spec.name}.events")
     _check_events(spec, events)
+    # From here on with its schema: a bare name could be taken for a step of our own statements.
+    spec = replace(
+        spec,
+        schema=columns[spec.columns.id].schema,
+        events=replace(spec.events, schema=events[spec.events.job_id].schema),
+    )
     shape = TableShape(
         spec=spec,
         id_type=columns[spec.columns.id].type,
@@ -82,6 +91,7 @@ def read_shape(conn: Connection, spec: TableSpec) -> TableShape:
         has_max_attempts=spec.columns.max_attempts in columns,
         job_id_type=_written_as(events[spec.events.job_id]),
         data_type=_written_as(events[spec.events.data]),
+        rewrites_key=any(columns[getattr(spec.columns, role)].in_key for role in WRITTEN),
     )
     _check_rights(conn, spec, [name for name in names.values() if name in columns])
     _check_cast(conn, shape)
@@ -116,7 +126,15 @@ def _columns(conn: Connection, schema: str | None, table: str, name: str, key: s
             code="not_a_table",
         )
     return {
-        row[1]: Column(row[1], row[2], row[3], is_enum=row[4] == "e", required=row[5] and not row[6])
+        row[1]: Column(
+            name=row[1],
+            type=row[2],
+            base=row[3],
+            is_enum=row[4] == "e",
+            required=row[5] and not row[6],
+            schema=row[7],
+            in_key=row[8],
+        )
         for row in rows
     }
 
@@ -207,7 +225,9 @@ def _check_cast(conn: Connection, shape: TableShape) -> None:
         with conn.transaction():
             conn.execute(
                 query("describe", "castable").format(
-                    id_type=type_name(shape.id_type), job_id_type=type_name(shape.job_id_type)
+                    id=sql.Identifier(shape.spec.columns.id),
+                    job_id_type=type_name(shape.job_id_type),
+                    table=qualified(shape.spec.schema, shape.spec.table),
                 )
             )
     except psycopg.errors.CannotCoerce as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +22,16 @@ from reconciler.errors import DatabaseError, ReaperError
 from reconciler.shape import qualified
 from reconciler.sql import escaped, query
 
-TTL_SEC = 90.0
-"""How long the pass is ours without a renewal: three times the statement time-out."""
+TTL_SEC = 45.0
+"""How long the pass is ours without a renewal: shorter than a CronJob's minute, so that a reaper that was
+killed costs nobody a pass. A batch that outlasts it may see a second reaper begin: harmless."""
 
 COUNTED = "counters:"
 
 
 def our_name() -> str:
-    """Who we are in `reaper_state.holder`: read by people, so host and process."""
-    return f"{socket.gethostname()}/{os.getpid()}"
+    """Who we are in `reaper_state.holder`: read by people, so host and process; and no namesake."""
+    return f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ LOCK: Final = "FOR NO KEY UPDATE SKIP LOCKED"
 transaction has inserted a row that refers to it, and a hung worker's own progress row would hide its job."""
 
 
+KEY_LOCK: Final = "FOR UPDATE SKIP LOCKED"
+"""Where a column we write is part of a unique key (a table partitioned by status), the UPDATE takes this."""
+
 AGES = ("claimed_before_age", "other_beat_age", "min_silence_sec")
 
 LONGEST_AGE_SEC = 1e11
@@ -45,6 +48,7 @@ class Statements:
 
     def __init__(self, shape: TableShape) -> None:
         self.shape = shape
+        self._lock = sql.SQL(KEY_LOCK if shape.rewrites_key else LOCK)
         self._names = _names(shape)
         self._predicates = _predicates(self._names)
         self.survey = query("reap", "survey").format(**self._names, **self._predicates)
@@ -71,16 +75,19 @@ class Statements:
         return query("reap", "reap").format(
             **names,
             **self._page(scan, resume=resume, past_lease=past_lease, only=only),
-            lock=sql.SQL("" if dry_run else LOCK),
+            lock=sql.SQL("") if dry_run else self._lock,
             rule=query("reap", "rule_per_holder" if per_holder else "rule_for_all").format(),
             touched=query("reap", "would_touch" if dry_run else "touched").format(**names),
             told=query("reap", "told_each" if detailed else "told_groups").format(**names),
         )
 
-    def peek(self, scan: Scan, *, resume: bool, past_lease: bool = False) -> sql.Composed:
+    def peek(
+        self, scan: Scan, *, resume: bool, past_lease: bool = False, dry_run: bool = False
+    ) -> sql.Composed:
         """The statement that reads the next row's key without judging it."""
         page = self._page(scan, resume=resume, past_lease=past_lease, raw=True)
-        return query("reap", "peek").format(**self._names, **page)
+        lock = sql.SQL("") if dry_run else self._lock
+        return query("reap", "peek").format(**self._names, **page, lock=lock)
 
     def _page(
         self, scan: Scan, *, resume: bool, past_lease: bool, only: bool = False, raw: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import sql
 
-from reconciler.database import TRIES, Connection, Database
+from reconciler.database import Connection, Database
 from reconciler.model import (
     Change,
     Fleet,
@@ -30,6 +30,8 @@ from reconciler.statements import (
     policy_parameters,
     rule_parameters,
 )
+
+ALONE_LOCK_TIMEOUT_MS = 200
 
 Counted = Callable[[Connection, str, Mapping[str, int]], None]
 """Adds a batch's counters inside the batch's transaction (state.py)."""
@@ -95,12 +97,18 @@ class PgStore:
                 self._count(conn, self.spec.name, _counters(page, self._policy.sla.factors))
             return page
 
-        # A conflict inside a batch may be one row's own: the caller halves at once. Alone it gets its tries.
-        return self._database.run(work, conflict_tries=1 if request.only is None else TRIES)
+        # A conflict inside a batch may be one row's own: the caller halves at once. Alone it gets its tries,
+        # but nobody waits long for a lock: many rows may hang on the same one.
+        if request.only is None:
+            return self._database.run(work, conflict_tries=1, lock_tries=1)
+        return self._database.run(work, lock_tries=1, lock_timeout_ms=ALONE_LOCK_TIMEOUT_MS)
 
     def peek(self, request: PageRequest) -> NextRow | None:
         statement = self._statements.peek(
-            request.scan, resume=request.after is not None, past_lease=_past_lease(request)
+            request.scan,
+            resume=request.after is not None,
+            past_lease=_past_lease(request),
+            dry_run=request.dry_run,
         )
         parameters = self._request_parameters(request)
         row = self._database.run(lambda conn: conn.execute(statement, parameters).fetchone())

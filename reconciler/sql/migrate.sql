@@ -100,7 +100,7 @@ WHERE n.nspname = ANY (%(schemas)s)
 
 -- name: castable
 -- Fails at parse time when Postgres knows no such cast.
-SELECT NULL::{id_type}::{job_id_type}
+SELECT x.id::{job_id_type} FROM (SELECT NULL::text::{id_type} AS id LIMIT 0) AS x
 
 -- name: lock
 -- Tried, never waited for: a waiting statement holds a snapshot, and the CREATE INDEX CONCURRENTLY of the

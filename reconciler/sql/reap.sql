@@ -316,7 +316,7 @@ touched AS (SELECT * FROM worded)
 -- page that others' locks have thinned out is not the last one.
 edge AS MATERIALIZED (
     SELECT (SELECT {lease} FROM {table} WHERE {status} = {processing} AND {which} {after}
-            ORDER BY {lease} OFFSET %(limit)s - 1 LIMIT 1) AS lease
+            ORDER BY {lease} OFFSET greatest(%(limit)s - 1, 0) LIMIT 1) AS lease
 ),
 
 -- name: peek
@@ -327,4 +327,4 @@ FROM {table}
 WHERE {status} = {processing} AND {which} {after}
 ORDER BY {order}
 LIMIT 1
-FOR NO KEY UPDATE SKIP LOCKED
+{lock}

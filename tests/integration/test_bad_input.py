@@ -119,7 +119,7 @@ def events_of_their_own(conn: Connection, columns: str) -> dict[str, object]:
         (
             "job_id bigint, data jsonb",
             "wrong_type",
-            "jobs.id is uuid, which cannot be cast to own_events.job_id (bigint)",
+            "public.jobs.id is uuid, which cannot be cast to public.own_events.job_id (bigint)",
         ),
         ("job uuid, data jsonb", "missing_column", "own_events has no column job_id"),
         ("job_id text, data bytea", "wrong_type", "own_events.data is bytea"),
@@ -160,7 +160,7 @@ def test_no_event_table_at_all_means_no_job_is_touched(dsn: str, conn: Connectio
 @pytest.mark.parametrize(
     ("grants", "said"),
     [
-        ("", ["SELECT on jobs", "UPDATE (", "INSERT on"]),
+        ("", ["SELECT on public.jobs", "UPDATE (", "INSERT on"]),
         ("grant select on jobs to poor", ["UPDATE (", "status"]),
         ("grant select, update on jobs to poor", ["INSERT on", "job_events"]),
         ("grant select, update (status) on jobs to poor; grant insert on job_events to poor", ["locked_by"]),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.model import BrakePolicy, Fleet, Survey
+from reconciler.model import BrakePolicy, Fleet
 from reconciler.plan import FLEET_SIZE, share_brake, silent_fleet_grace
 
 GRACE = BrakePolicy(outage_grace_sec=120)
@@ -73,29 +73,25 @@ def test_the_grace_is_bounded(grace_sec: int, fleets: list[Fleet], resumed_age: 
         assert grace == 0
 
 
-def a_survey(expired: int = 0, stale: int = 0, far: int = 0) -> Survey:
-    return Survey("2026-01-01", expired=expired, stale=stale, far=far)
-
-
 @pytest.mark.parametrize(
-    ("share", "survey", "processing", "braked"),
+    ("share", "expired", "processing", "braked"),
     [
-        pytest.param(1.0, a_survey(10), 10, False, id="off by default, even when all expired"),
-        pytest.param(0.5, a_survey(5), 10, False, id="exactly the share may act"),
-        pytest.param(0.5, a_survey(6), 10, True, id="more than the share may not"),
-        pytest.param(0.5, a_survey(2, 2, 2), 10, True, id="all three scans count"),
-        pytest.param(0.5, a_survey(), 0, False, id="an empty table has no share"),
-        pytest.param(0.0, a_survey(1), 100, True, id="a share of zero lets nothing through"),
-        pytest.param(0.0, a_survey(0), 100, False, id="and has nothing to say when nothing expired"),
-        pytest.param(0.5, a_survey(12), 10, True, id="rows may come between two counts"),
+        pytest.param(1.0, 10, 10, False, id="off by default, even when all expired"),
+        pytest.param(0.5, 5, 10, False, id="exactly the share may act"),
+        pytest.param(0.5, 6, 10, True, id="more than the share may not"),
+        pytest.param(0.5, 6, 10, True, id="all three scans count"),
+        pytest.param(0.5, 0, 0, False, id="an empty table has no share"),
+        pytest.param(0.0, 1, 100, True, id="a share of zero lets nothing through"),
+        pytest.param(0.0, 0, 100, False, id="and has nothing to say when nothing expired"),
+        pytest.param(0.5, 12, 10, True, id="rows may come between two counts"),
     ],
 )
-def test_the_share_brake(share: float, survey: Survey, processing: int, braked: bool) -> None:
-    assert (share_brake(BrakePolicy(max_expired_share=share), survey, processing) is not None) == braked
+def test_the_share_brake(share: float, expired: int, processing: int, braked: bool) -> None:
+    assert (share_brake(BrakePolicy(max_expired_share=share), expired, processing) is not None) == braked
 
 
 def test_the_share_brake_tells_its_numbers_and_what_to_do() -> None:
-    sentence = share_brake(BrakePolicy(max_expired_share=0.25), a_survey(30), 40)
+    sentence = share_brake(BrakePolicy(max_expired_share=0.25), 30, 40)
     assert sentence is not None
     for part in ("30 of 40", "75%", "brake.maxExpiredShare=0.25", "raise the share"):
         assert part in sentence

@@ -14,7 +14,7 @@ from reconciler import record
 from reconciler.logs import LOGGER, say, to_stderr
 from reconciler.metrics import Metrics
 from reconciler.model import Change, Group, HolderGroup, Page, PassReport, Poison, TableFault, TableReport
-from reconciler.record import OTHERS, PassRecorder, pass_line
+from reconciler.record import OTHERS, LineBudget, PassRecorder, pass_line
 
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -206,13 +206,6 @@ def test_metrics_take_in_pages_but_not_those_of_a_dry_run() -> None:
     assert metrics.counts() == {("jobs", "requeued", "asr", "stale"): 3}
 
 
-def test_whoever_watches_is_told_each_page() -> None:
-    watched: list[tuple[str, Page]] = []
-    page = a_page()
-    PassRecorder(also=lambda table, seen: watched.append((table, seen))).page("jobs", page, dry_run=False)
-    assert watched == [("jobs", page)]
-
-
 def test_the_pass_line_holds_all_counts(lines: Lines) -> None:
     report = PassReport(
         {"jobs": TableReport("jobs"), "asr_jobs": TableReport("asr_jobs", capped=True)}, pass_ms=12.34
@@ -259,3 +252,14 @@ def test_our_lines_do_not_reach_an_applications_root_logger(lines: Lines) -> Non
         logging.getLogger().removeHandler(handler)
     assert [line["msg"] for line in lines()] == ["hello"]
     assert root.getvalue() == ""
+
+
+def test_all_tables_of_a_pass_share_its_thousand_lines(lines: Lines) -> None:
+    budget = LineBudget(3)
+    first, second = PassRecorder(lines=budget), PassRecorder(lines=budget)
+    first.page("jobs", a_page(changes=(a_change(), a_change())), dry_run=False)
+    second.page("asr_jobs", a_page(changes=(a_change(), a_change(), a_change())), dry_run=False)
+    second.table(TableReport("asr_jobs"), dry_run=False)
+    told = lines()
+    assert [line["msg"] for line in told] == ["job requeued"] * 3 + ["jobs requeued"]
+    assert told[-1]["jobs"] == 2
