@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from reconciler.logs import LOGGER
-from reconciler.model import PassReport
+from reconciler.report import PassReport
 
 JITTER = 0.10
 STALE_AFTER_INTERVALS = 3

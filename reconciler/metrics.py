@@ -1,7 +1,7 @@
 """Every metric name, and nothing else that counts.
 
-Names and labels are for ever (docs/reference/events-log-metrics.md). Counters come from Postgres where it keeps them
-(a CronJob's pod lives too short to be scraped); histograms live in the process.
+Names and labels are for ever (docs/reference/events-log-metrics.md). Counters come from Postgres where it
+keeps them (a CronJob's pod lives too short to be scraped); histograms live in the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reconciler.model import Page, PassReport, TableReport
+from reconciler.report import Page, PassReport, TableReport
 from reconciler.state import Totals
 from reconciler.statements import RECOVERY_BUCKETS_SEC
 from reconciler.store import OTHER_STAGE

@@ -9,8 +9,8 @@ from typing import Any
 
 from reconciler.config import Settings
 from reconciler.logs import say
-from reconciler.model import PassReport, TableReport
 from reconciler.reaper import Reaper
+from reconciler.report import PassReport, TableReport
 
 
 def run_once(settings: Settings, *, output: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from reconciler.model import BrakePolicy, Fleet
+from reconciler.model import BrakePolicy
+from reconciler.report import Fleet
 
 FLEET_SIZE = 5
 """Fewer silent holders than this are bad luck; from here on it is likelier us than all of them."""

@@ -8,17 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from reconciler.model import (
-    Fleet,
-    NextRow,
-    Page,
-    PageRequest,
-    Poison,
-    Rulebook,
-    Survey,
-    TableReport,
-    TableSpec,
-)
+from reconciler.model import Rulebook, TableSpec
+from reconciler.report import Fleet, NextRow, Page, PageRequest, Poison, Survey, TableReport
 
 
 class JobStore(Protocol):

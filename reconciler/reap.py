@@ -12,21 +12,10 @@ from dataclasses import replace
 from time import perf_counter
 
 from reconciler.errors import ReaperError, RowError, TableError, TransientError
-from reconciler.model import (
-    NextRow,
-    Outcome,
-    Page,
-    PageRequest,
-    Poison,
-    Policy,
-    Rulebook,
-    Scan,
-    Survey,
-    TableFault,
-    TableReport,
-)
+from reconciler.model import Outcome, Policy, Rulebook
 from reconciler.plan import share_brake, silent_fleet_sentence
 from reconciler.ports import Cluster, JobStore, Recorder
+from reconciler.report import NextRow, Page, PageRequest, Poison, Scan, Survey, TableFault, TableReport
 
 LIST_AT_MOST = 1000
 """Ids per list in a report, and jobs told one by one in the log (SPEC.md decision 14)."""

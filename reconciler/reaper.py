@@ -26,11 +26,12 @@ from reconciler.database import Connection, Database
 from reconciler.errors import DatabaseError, ReaperError
 from reconciler.logs import say
 from reconciler.loop import IntervalLoop
-from reconciler.model import Fleet, PassReport, Policy, Survey, TableFault, TableReport, TableSpec
+from reconciler.model import Policy, TableSpec
 from reconciler.plan import FLEET_SIZE, silent_fleet_grace, silent_fleet_sentence
 from reconciler.ports import Cluster
 from reconciler.reap import reap_table
 from reconciler.record import LineBudget, PassRecorder, pass_line
+from reconciler.report import Fleet, PassReport, Survey, TableFault, TableReport
 from reconciler.shape import read_shape
 from reconciler.sql import query
 from reconciler.state import TTL_SEC, Held, PassState, Taken, Totals, our_name

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from reconciler.logs import LOGGER, say
-from reconciler.model import Page, PassReport, Poison, TableReport
+from reconciler.report import Page, PassReport, Poison, TableReport
 
 if TYPE_CHECKING:
     from reconciler.metrics import Metrics

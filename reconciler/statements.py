@@ -16,7 +16,8 @@ from typing import Any, Final
 from psycopg import sql
 
 from reconciler.backoff import JITTER, ladder
-from reconciler.model import UNKNOWN_RULE, Policy, Rule, Rulebook, Scan
+from reconciler.model import UNKNOWN_RULE, Policy, Rule, Rulebook
+from reconciler.report import Scan
 from reconciler.shape import TableShape, qualified, type_name
 from reconciler.sla import FAR_AHEAD_SEC, MAX_LEASE_SEC, UNSTAMPED_START_SEC
 from reconciler.sql import escaped, query, trusted

@@ -9,19 +9,8 @@ from typing import Any
 from psycopg import sql
 
 from reconciler.database import Connection, Database
-from reconciler.model import (
-    Change,
-    Fleet,
-    Group,
-    HolderGroup,
-    NextRow,
-    Page,
-    PageRequest,
-    Policy,
-    Rulebook,
-    Survey,
-    TableSpec,
-)
+from reconciler.model import Policy, Rulebook, TableSpec
+from reconciler.report import Change, Fleet, Group, HolderGroup, NextRow, Page, PageRequest, Survey
 from reconciler.shape import TableShape
 from reconciler.statements import (
     RECOVERY_BUCKETS_SEC,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reconciler.config import Settings, load
-from reconciler.model import PassReport
 from reconciler.reaper import Reaper
+from reconciler.report import PassReport
 from tests.postgres import Connection
 
 BOTH_TABLES = ("jobs", "asr_jobs")

@@ -14,7 +14,8 @@ from psycopg import errors, sql
 from reconciler.database import Database
 from reconciler.errors import TableError
 from reconciler.migrate import migrate
-from reconciler.model import EventsSpec, PageRequest, Policy, Rulebook, Scan, TableSpec
+from reconciler.model import EventsSpec, Policy, Rulebook, TableSpec
+from reconciler.report import PageRequest, Scan
 from reconciler.shape import read_shape
 from reconciler.sql import query
 from reconciler.store import PgStore

@@ -9,7 +9,8 @@ import pytest
 
 from reconciler.database import Database
 from reconciler.migrate import MigrationReport, migrate
-from reconciler.model import PageRequest, Policy, Rulebook, Scan, TableSpec
+from reconciler.model import Policy, Rulebook, TableSpec
+from reconciler.report import PageRequest, Scan
 from reconciler.shape import read_shape
 from reconciler.store import PgStore
 from reconciler.worker import claim_next, heartbeat_batch

@@ -14,20 +14,11 @@ from psycopg import sql
 
 from reconciler.database import Database
 from reconciler.migrate import Heartbeats, migrate
-from reconciler.model import (
-    Mode,
-    Page,
-    PageRequest,
-    Policy,
-    Rule,
-    Rulebook,
-    Scan,
-    TableSpec,
-    Verdict,
-)
+from reconciler.model import Mode, Policy, Rule, Rulebook, TableSpec, Verdict
 from reconciler.ports import NullCluster
 from reconciler.reap import reap_table
 from reconciler.record import PassRecorder
+from reconciler.report import Page, PageRequest, Scan
 from reconciler.shape import read_shape
 from reconciler.statements import Statements, policy_parameters, rule_parameters
 from reconciler.store import PgStore

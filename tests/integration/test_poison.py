@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reconciler.model import TableReport
+from reconciler.report import TableReport
 from tests.factories import a_job, the_events, the_job
 from tests.postgres import Connection
 from tests.reaping import by_status, count_of, many_expired, once, one_event_per_change, one_pass

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from reconciler.database import Database
-from reconciler.model import PageRequest, Policy, Rulebook, Scan
+from reconciler.model import Policy, Rulebook
+from reconciler.report import PageRequest, Scan
 from reconciler.shape import read_shape
 from reconciler.store import PgStore
 from reconciler.worker import claim_next, finish_job, heartbeat_job

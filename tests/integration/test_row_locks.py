@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reconciler.model import PassReport
 from reconciler.reaper import Reaper
+from reconciler.report import PassReport
 from tests.factories import a_job, the_job
 from tests.postgres import Connection
 

@@ -30,17 +30,14 @@ from reconciler.model import (
     Job,
     Mode,
     Outcome,
-    Page,
-    PageRequest,
     Policy,
     Reason,
     Rule,
     Rulebook,
-    Scan,
-    Survey,
     TableSpec,
     Verdict,
 )
+from reconciler.report import Page, PageRequest, Scan, Survey
 from reconciler.shape import read_shape
 from reconciler.statements import EVIDENCE_SEC, Statements, policy_parameters
 from reconciler.store import PgStore

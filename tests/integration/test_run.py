@@ -103,7 +103,7 @@ def test_run_reaps_again_and_again_and_serves_its_metrics(dsn: str, conn: Connec
 
 def test_the_interval_has_its_jitter() -> None:
     from reconciler.loop import IntervalLoop
-    from reconciler.model import PassReport
+    from reconciler.report import PassReport
 
     waits: list[float] = []
 

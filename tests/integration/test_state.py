@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from reconciler.model import PassReport
 from reconciler.reaper import Reaper
+from reconciler.report import PassReport
 from tests.factories import a_job, the_events, the_job
 from tests.postgres import Connection
 from tests.reaping import a_reaper, by_status, count_of, many_expired, once, one_pass

@@ -11,8 +11,8 @@ import pytest
 
 from reconciler.database import Database
 from reconciler.errors import ConfigError, TransientError
-from reconciler.model import PassReport
 from reconciler.reaper import Reaper
+from reconciler.report import PassReport
 from tests.factories import a_job, the_events, the_job
 from tests.postgres import Connection
 

@@ -15,7 +15,8 @@ import pytest
 
 from reconciler.database import Database
 from reconciler.errors import TransientError
-from reconciler.model import PageRequest, PassReport, Policy, Rulebook, Scan
+from reconciler.model import Policy, Rulebook
+from reconciler.report import PageRequest, PassReport, Scan
 from reconciler.shape import read_shape
 from reconciler.store import PgStore
 from tests.postgres import Connection, wait_until

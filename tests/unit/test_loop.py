@@ -10,7 +10,7 @@ import pytest
 
 from reconciler.logs import LOGGER
 from reconciler.loop import IntervalLoop
-from reconciler.model import PassReport
+from reconciler.report import PassReport
 
 SOON = 10.0  # seconds a thread may take on a busy machine; never waited for when all is well
 

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reconciler.metrics import Metrics
-from reconciler.model import Group, Page, PassReport, TableFault, TableReport
+from reconciler.report import Group, Page, PassReport, TableFault, TableReport
 from reconciler.state import Totals
 from reconciler.statements import RECOVERY_BUCKETS_SEC
 

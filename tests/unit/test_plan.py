@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.model import BrakePolicy, Fleet
+from reconciler.model import BrakePolicy
 from reconciler.plan import FLEET_SIZE, share_brake, silent_fleet_grace
+from reconciler.report import Fleet
 
 GRACE = BrakePolicy(outage_grace_sec=120)
 

@@ -13,8 +13,8 @@ import pytest
 from reconciler import record
 from reconciler.logs import LOGGER, say, to_stderr
 from reconciler.metrics import Metrics
-from reconciler.model import Change, Group, HolderGroup, Page, PassReport, Poison, TableFault, TableReport
 from reconciler.record import OTHERS, LineBudget, PassRecorder, pass_line
+from reconciler.report import Change, Group, HolderGroup, Page, PassReport, Poison, TableFault, TableReport
 
 Lines = Callable[[], list[dict[str, Any]]]
 
