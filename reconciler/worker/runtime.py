@@ -91,7 +91,7 @@ class Worker:
         self._release_on_stop = on_shutdown == "release"
         self._classify = classify
         self._scratch_root = Path(scratch_dir or self.sdk.scratch_dir or tempfile.gettempdir()).resolve()
-        self._metrics_port = metrics_port
+        self.metrics_port = metrics_port
         self._periodic: list[Periodic] = []
         self._runs: dict[asyncio.Task[None], JobRun] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -158,7 +158,9 @@ class Worker:
         beater = (ProcessBeater if self._heartbeat == "process" else Beater)(self._dsn, keeper, self.sdk)
         dispatcher = Dispatcher(self._dsn, self.routes, self.worker_id, self.sdk, self._poll_sec)
         listener = Listener(self._dsn, self._listen, dispatcher.wake_soon(loop)) if self._listen else None
-        endpoint = metrics.serve(self._metrics_port) if self._metrics_port is not None else None
+        endpoint = metrics.serve(self.metrics_port) if self.metrics_port is not None else None
+        if endpoint is not None:
+            self.metrics_port = endpoint.server_port  # 0 asked for any free one
         services = RunServices(
             sessions=sessions,
             keeper=keeper,
