@@ -10,8 +10,6 @@ from tests.factories import a_job, the_events, the_job
 from tests.postgres import Connection
 from tests.reaping import a_reaper, by_status, count_of, many_expired, once, one_event_per_change, one_pass
 
-pytestmark = pytest.mark.every_postgres
-
 SHARE = {"brake.maxExpiredShare": 0.5}
 GRACE = {"brake.outageGraceSec": 120}
 

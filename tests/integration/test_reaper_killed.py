@@ -74,7 +74,6 @@ def killed_while_standing(
     wait_until(lambda: count_of(conn, gone, (backend,)), "the dead reaper's session is still there")
 
 
-@pytest.mark.every_postgres
 @pytest.mark.parametrize("step", STEPS)
 def test_a_reaper_killed(dsn: str, conn: Connection, other_conn: Connection, step: str) -> None:
     trigger, committed = STEPS[step]
@@ -103,7 +102,6 @@ def test_a_reaper_killed(dsn: str, conn: Connection, other_conn: Connection, ste
     assert count_of(conn, counted) == JOBS, "the counters commit with the rows"
 
 
-@pytest.mark.every_postgres
 @pytest.mark.parametrize(("step", "done"), [("updating rows", 0), ("committing", BATCH)])
 def test_a_session_that_outlives_its_killed_reaper_does_all_or_nothing(
     dsn: str, conn: Connection, other_conn: Connection, step: str, done: int
