@@ -5,13 +5,13 @@ The events in Postgres are the full record; these lines are for the eye at 3 a.m
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from reconciler.logs import LOGGER, say
-from reconciler.report import Page, PassReport, Poison, TableReport
+from reconciler.report import Change, Page, PassReport, Poison, TableReport
 
 if TYPE_CHECKING:
     from reconciler.metrics import Metrics
@@ -20,6 +20,9 @@ HOLDERS_AT_MOST = 10_000
 """Distinct (holder, reason) sums kept in memory; what comes after is summed under one name."""
 
 OTHERS = "(other holders)"
+
+# What a line tells of a change: the outcome is its message. Not asdict(), which copies every value deeply.
+_TOLD = tuple(field.name for field in dataclasses.fields(Change) if field.name != "outcome")
 
 _WORDS = {
     ("requeued", False): "job requeued",
@@ -54,9 +57,8 @@ class PassRecorder:
     def page(self, table: str, page: Page, *, dry_run: bool) -> None:
         told = self._lines.take(len(page.changes))
         for change in page.changes[:told]:
-            fields = {"table": table, **asdict(change)}
-            del fields["outcome"]
-            say(_WORDS[change.outcome, dry_run], fields=fields)
+            line = {"table": table, **{name: getattr(change, name) for name in _TOLD}}
+            say(_WORDS[change.outcome, dry_run], fields=line)
         for change in page.changes[told:]:
             self._sum_up(table, change.outcome, change.reason, change.locked_by, 1)
         for group in page.holders:
