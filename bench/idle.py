@@ -7,7 +7,11 @@ take turns, so that a busy minute of the machine hits all of them alike.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from psycopg import sql
 
 from bench.report import Result, middle
 from bench.stand import Stand
@@ -25,7 +29,6 @@ SETS: tuple[Heartbeats, ...] = ("default", "hot")
 def measure(stand: Stand) -> Result:
     databases = _databases(stand)
     passes: dict[tuple[Heartbeats, int], list[float]] = {key: [] for key in databases}
-    surveys: dict[tuple[Heartbeats, int], list[float]] = {key: [] for key in databases}
     reapers = {key: Reaper(env={"DATABASE_URL": stand.dsn(name)}) for key, name in databases.items()}
     for warm in [True] * 3 + [False] * stand.times(31):
         for key, reaper in reapers.items():
@@ -36,7 +39,6 @@ def measure(stand: Stand) -> Result:
                 raise AssertionError(f"this pass was not idle: {report}")
             if not warm:
                 passes[key].append(took)
-                surveys[key].append(sum(table.scan_ms for table in report.tables.values()))
     for reaper in reapers.values():
         reaper.close()
     scans = {key: survey(stand, name) for key, name in databases.items()}
@@ -52,18 +54,19 @@ def measure(stand: Stand) -> Result:
                 "of_smallest": round(
                     middle(passes[heartbeats, rows]) / middle(passes[heartbeats, _smallest(stand)]), 2
                 ),
-                "survey_ms": round(scans[heartbeats, rows][0], 3),
+                "execution_ms": round(scans[heartbeats, rows].execution_ms, 3),
+                "survey_ms": round(scans[heartbeats, rows].round_trip_ms, 3),
             }
             for heartbeats, rows in databases
         ],
         "plans": {
-            heartbeats: scans[heartbeats, max(rows for _, rows in databases)][1] for heartbeats in SETS
+            heartbeats: scans[heartbeats, max(rows for _, rows in databases)].nodes for heartbeats in SETS
         },
     }
     return Result(
         name="idle",
         title=f"nothing expired, {stand.rows(LIVE):,} live leases over both tables",
-        header=("indexes", "finished rows", "pass ms", "of the smallest", "survey of one table ms"),
+        header=("indexes", "finished rows", "pass ms", "of the smallest", "survey ms", "in the server ms"),
         rows=[
             (
                 one["indexes"],
@@ -71,6 +74,7 @@ def measure(stand: Stand) -> Result:
                 f"{one['pass_ms']:.1f}",
                 f"{one['of_smallest']:.2f}",
                 f"{one['survey_ms']:.2f}",
+                f"{one['execution_ms']:.2f}",
             )
             for one in facts["passes"]  # type: ignore[attr-defined]
         ],
@@ -114,8 +118,17 @@ def _databases(stand: Stand) -> dict[tuple[Heartbeats, int], str]:
     return made
 
 
-def survey(stand: Stand, name: str) -> tuple[float, list[str]]:
-    """The time and the plan of the statement that decides that nothing is to be done."""
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The statement that decides that nothing is to be done: seen from the client, and inside the server."""
+
+    round_trip_ms: float
+    execution_ms: float
+    nodes: list[str]
+
+
+def survey(stand: Stand, name: str) -> Scan:
+    """Ask one table many times."""
     settings = load(env={"DATABASE_URL": stand.dsn(name)})
     spec = settings.table_specs()[0]
     with stand.connect(name) as conn:
@@ -123,11 +136,26 @@ def survey(stand: Stand, name: str) -> tuple[float, list[str]]:
         statement = Statements(shape).survey
         parameters: dict[str, Any] = {**policy_parameters(settings.policy(), shape), "as_of": None}
         conn.execute(statement, parameters)
-        took = []
+        took: list[float] = []
+        inside: list[float] = []
+        plan: dict[str, Any] = {}
         for _ in range(stand.times(31)):
             began = time.perf_counter()
             conn.execute(statement, parameters)
             took.append((time.perf_counter() - began) * 1000)
-        plan = conn.execute("EXPLAIN (COSTS OFF) " + statement.as_string(conn), parameters).fetchall()
-    nodes = [str(line).strip() for (line,) in plan]
-    return middle(took), [line for line in nodes if line.startswith(("->  Index", "->  Bitmap", "->  Seq"))]
+            explain = sql.SQL("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) ") + statement
+            row = conn.execute(explain, parameters).fetchone()
+            assert row is not None
+            inside.append(row[0][0]["Execution Time"])
+            plan = row[0][0]["Plan"]
+    return Scan(middle(took), middle(inside), list(_visits(plan)))
+
+
+def _visits(plan: dict[str, Any]) -> Iterator[str]:
+    """Every scan that was run: how, by which index, how many rows it looked at."""
+    for part in plan.get("Plans", ()):
+        yield from _visits(part)
+    if "Scan" in plan["Node Type"] and "Subquery" not in plan["Node Type"] and plan["Actual Loops"]:
+        rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+        by = f" using {plan['Index Name']}" if "Index Name" in plan else ""
+        yield f"{plan['Node Type']}{by}: {rows:g} rows"
