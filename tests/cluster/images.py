@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.cluster import assets
 from tests.cluster.assets import REPOSITORY, Progress, cache_root, intact, keep, lock, say
 from tests.cluster.node_config import PAUSE_IMAGE
-from tests.cluster.process import ClusterError
+from tests.cluster.process import ClusterError, run_limited
 
 SUITE = "bookworm"
 BASE_IMAGE = "localhost/job-reaper-base:bookworm"
@@ -28,6 +28,7 @@ BASE_PACKAGES = ("python3", "ca-certificates")
 BUILD_PACKAGES = ("python3-venv",)
 PRODUCT_IMAGE = "job-reaper.test/job-reaper:test"
 CERTIFICATES = Path("/etc/ssl/certs")
+COMMAND_SECONDS = 1200.0
 
 
 def pause_image(progress: Progress = say) -> Path:
@@ -166,16 +167,7 @@ def _isolated(argv: Sequence[str], *, environment: dict[str, str] | None = None)
 
 
 def _run(argv: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
-    answer = subprocess.run(
-        argv,
-        cwd=REPOSITORY,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    answer = run_limited(argv, seconds=COMMAND_SECONDS, env=environment, cwd=REPOSITORY)
     if answer.returncode != 0:
         words = (answer.stdout + answer.stderr)[-4000:]
         raise ClusterError(f"{' '.join(argv)[:300]} failed with {answer.returncode}:\n{words}")

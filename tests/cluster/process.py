@@ -7,6 +7,8 @@ never by a name, because a name may belong to somebody else's process.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,44 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
     if not path.exists():
         return f"(no log at {path})"
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def run_limited(
+    argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run to its end, but no longer than so many seconds; what it has started ends with it.
+
+    For downloads and builds: their helpers (apt's methods, pip's children) are what hangs.
+    """
+    with subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            out, err = running.communicate(timeout=seconds)
+        except BaseException as reason:
+            _end_group(running)
+            if isinstance(reason, subprocess.TimeoutExpired):
+                words = " ".join(argv)[:300]
+                raise ClusterError(f"{words} did not end within {seconds:g} s and was stopped") from None
+            raise
+    return subprocess.CompletedProcess(argv, running.returncode, out, err)
+
+
+def _end_group(running: subprocess.Popen[str]) -> None:
+    """TERM, so that a package manager can tidy up; then KILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.communicate(timeout=20)
+            return
 
 
 def die_with_parent() -> list[str]:

@@ -14,10 +14,18 @@ from pathlib import Path
 
 from tests.cluster.assets import Progress, say
 from tests.cluster.preflight import missing_packages
-from tests.cluster.process import ClusterError
+from tests.cluster.process import ClusterError, run_limited
 
 # What Debian's packages start by themselves; we run a private one.
 SERVICES = ("containerd",)
+APT_SECONDS = 900.0
+# Another apt may hold the lock for a while; a mirror may fail once; neither may hold us for ever.
+PATIENCE = (
+    "-o=DPkg::Lock::Timeout=120",
+    "-o=Acquire::Retries=3",
+    "-o=Acquire::http::Timeout=60",
+    "-o=Acquire::https::Timeout=60",
+)
 
 
 def ensure(progress: Progress = say) -> None:
@@ -35,9 +43,7 @@ def ensure(progress: Progress = say) -> None:
     active_before = {name for name in SERVICES if _active(name)}
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-        answer = subprocess.run(
-            ["apt-get", "-qq", *command], env=environment, capture_output=True, text=True, check=False
-        )
+        answer = run_limited(["apt-get", "-qq", *PATIENCE, *command], seconds=APT_SECONDS, env=environment)
         if answer.returncode != 0:
             raise ClusterError(
                 f"apt-get {' '.join(command)} failed:\n{answer.stdout[-1500:]}{answer.stderr[-1500:]}"

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import tarfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -29,6 +30,8 @@ RELEASE = "https://dl.k8s.io/release"
 INDEX_VARIABLE = "JOB_REAPER_ENVTEST_INDEX"
 RELEASE_VARIABLE = "JOB_REAPER_KUBERNETES_RELEASE"
 CONNECT_SECONDS = 4.0
+# A server that trickles never meets a socket's timeout; a whole archive is some 100 MB.
+DOWNLOAD_SECONDS = 600.0
 PIECE = 1 << 20
 
 
@@ -111,10 +114,13 @@ def _read(link: str) -> bytes:
 
 
 def _download(link: str, target: Path) -> None:
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
     try:
-        with urllib.request.urlopen(link, timeout=60) as answer, target.open("wb") as out:
-            while piece := answer.read(PIECE):
+        with urllib.request.urlopen(link, timeout=30) as answer, target.open("wb") as out:
+            while piece := answer.read1(PIECE):
                 out.write(piece)
+                if time.monotonic() > deadline:
+                    raise SourceUnavailableError(f"{link} took longer than {DOWNLOAD_SECONDS:g} s")
     except OSError as error:
         raise SourceUnavailableError(f"{link}: {error}") from error
 
