@@ -158,10 +158,21 @@ def keep(made: Path, final: Path) -> None:
     os.replace(written, sums)
 
 
+def discard(path: Path) -> None:
+    """Remove a file from the cache: its checksum first, so that half a removal leaves no asset."""
+    _sum_file(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
 def intact(path: Path) -> bool:
     """Is this the file whose checksum was recorded when it was finished?"""
     sums = _sum_file(path)
     return path.is_file() and sums.is_file() and sums.read_text().split()[:1] == [sha256(path)]
+
+
+def recorded_sum(path: Path) -> str:
+    """The checksum of a file that is intact, without reading all of it again."""
+    return _sum_file(path).read_text().split()[0]
 
 
 def sha256(path: Path) -> str:

@@ -29,18 +29,20 @@ BUILD_PACKAGES = ("python3-venv",)
 PRODUCT_IMAGE = "job-reaper.test/job-reaper:test"
 CERTIFICATES = Path("/etc/ssl/certs")
 COMMAND_SECONDS = 1200.0
+# Every build leaves layers. Both bases, one product and its cached layers are about 1.5 GB.
+STORAGE_LIMIT = 3 * 10**9
 
 
 def pause_image(progress: Progress = say) -> Path:
     """The image that holds a pod's namespaces: one static program that sleeps."""
     directory = _image_cache()
-    archive = directory / "pause.tar"
+    source = Path(__file__).parent / "pause.c"
+    archive = directory / f"pause-{assets.sha256(source)[:10]}.tar"
     with lock(directory / ".lock", progress):
         if not intact(archive):
             progress("building the pause image")
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory) as partial:
                 program = Path(partial) / "pause"
-                source = Path(__file__).parent / "pause.c"
                 _run(["gcc", "-Os", "-static", "-s", "-o", str(program), str(source)])
                 _buildah_script(
                     'c=$(buildah from scratch); buildah copy "$c" "$1" /pause; '
@@ -56,17 +58,54 @@ def pause_image(progress: Progress = say) -> Path:
 def product_image(progress: Progress = say) -> Path:
     """The image of the real Dockerfile, on the debootstrapped base; rebuilt when its inputs change."""
     directory = _image_cache()
-    archive = directory / f"job-reaper-{_inputs()}.tar"
     with lock(directory / ".lock", progress):
+        bases = _base_archives(directory, progress)
+        archive = directory / f"job-reaper-{_inputs(bases)}.tar"
         if not intact(archive):
-            _base_images(directory, progress)
+            _base_images(bases)
             progress(f"building {PRODUCT_IMAGE} from Dockerfile")
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory) as partial:
                 _build_product(Path(partial))
                 keep(Path(partial) / "product.tar", archive)
-            for older in sorted(directory.glob("job-reaper-*.tar"), key=os.path.getmtime)[:-2]:
-                older.unlink()
+            drop_old_archives(directory)
+            prune(progress)
     return archive
+
+
+def drop_old_archives(directory: Path, *, kept: int = 2) -> None:
+    """Keep the newest images of the project: today's source, and the one before it."""
+    for older in sorted(directory.glob("job-reaper-*.tar"), key=os.path.getmtime)[:-kept]:
+        assets.discard(older)
+    for alone in directory.glob("*.tar.sha256"):
+        if not alone.with_suffix("").exists():
+            alone.unlink()
+
+
+def prune(progress: Progress = say, *, limit: int = STORAGE_LIMIT) -> None:
+    """Keep buildah's storage small. Only under the lock of the images: nobody builds meanwhile.
+
+    Layers that are still cached make the next build quick, so they go only when there are too many.
+    """
+    # Left by builds that were killed.
+    _buildah_script("buildah rm --all >/dev/null")
+    if _storage_size() <= limit:
+        return
+    progress(f"buildah's storage is over {limit / 1e9:.1f} GB: removing what no image uses")
+    _buildah_script("buildah rmi --prune --force >/dev/null")
+    if _storage_size() > limit:
+        # The bases come again from their archives, in seconds.
+        _isolated(["rm", "-rf", str(_storage())])
+
+
+def _storage() -> Path:
+    return cache_root() / "buildah"
+
+
+def _storage_size() -> int:
+    answer = run_limited(["du", "-s", "--block-size=1", str(_storage())], seconds=COMMAND_SECONDS)
+    if answer.returncode != 0:
+        raise ClusterError(f"du of buildah's storage failed: {answer.stderr}")
+    return int(answer.stdout.split()[0])
 
 
 def _build_product(partial: Path) -> None:
@@ -87,10 +126,11 @@ def _build_product(partial: Path) -> None:
     )
 
 
-def _base_images(directory: Path, progress: Progress) -> None:
+def _base_archives(directory: Path, progress: Progress) -> tuple[Path, Path]:
     """debootstrap once per machine (a minute); both bases come from the one tree."""
-    archive = directory / f"base-{SUITE}.tar"
-    build_archive = directory / f"build-base-{SUITE}.tar"
+    recipe = hashlib.sha256(repr((SUITE, BASE_PACKAGES, BUILD_PACKAGES)).encode()).hexdigest()[:10]
+    archive = directory / f"base-{SUITE}-{recipe}.tar"
+    build_archive = directory / f"build-base-{SUITE}-{recipe}.tar"
     if not (intact(archive) and intact(build_archive)):
         progress(f"debootstrap of {SUITE} for the base image (a minute)")
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory) as partial:
@@ -107,7 +147,15 @@ def _base_images(directory: Path, progress: Progress) -> None:
             _run(["tar", "-C", str(root), "-cf", f"{partial}/build-base.tar", "."])
             keep(Path(partial) / "base.tar", archive)
             keep(Path(partial) / "build-base.tar", build_archive)
-    for image, tree in ((BASE_IMAGE, archive), (BUILD_BASE_IMAGE, build_archive)):
+        for kind, current in (("base", archive), ("build-base", build_archive)):
+            for older in set(directory.glob(f"{kind}-{SUITE}-*.tar")) - {current}:
+                assets.discard(older)
+    return archive, build_archive
+
+
+def _base_images(bases: tuple[Path, Path]) -> None:
+    """Have both bases in buildah's storage."""
+    for image, tree in zip((BASE_IMAGE, BUILD_BASE_IMAGE), bases, strict=True):
         _buildah_script(
             # A marker by checksum: a base made anew must not be mistaken for the one in the storage.
             'buildah inspect --type image "$1" 2>/dev/null | grep -q "$3" && exit 0; '
@@ -137,9 +185,11 @@ def _mirror() -> str:
     return ""
 
 
-def _inputs() -> str:
-    """A digest of everything the image is made of: the Dockerfile and what git tracks below its context."""
+def _inputs(bases: tuple[Path, Path]) -> str:
+    """A digest of everything the image is made of: both bases, the Dockerfile, and its context."""
     digest = hashlib.sha256()
+    for base in bases:
+        digest.update(assets.recorded_sum(base).encode())
     named = ["Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE"]
     trees = [path for tree in ("reconciler", "migrations") for path in sorted((REPOSITORY / tree).rglob("*"))]
     for path in [*(REPOSITORY / name for name in named), *trees]:
@@ -155,7 +205,7 @@ def _image_cache() -> Path:
 
 
 def _buildah_script(script: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
-    storage = cache_root() / "buildah"
+    storage = _storage()
     places = f'buildah() {{ command buildah --root "{storage}/root" --runroot "{storage}/run" "$@"; }}; '
     full = {**os.environ, "BUILDAH_ISOLATION": "chroot", **(environment or {})}
     _isolated(["bash", "-euc", places + script, "-", *arguments], environment=full)

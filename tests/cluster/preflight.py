@@ -6,9 +6,11 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.cluster import cgroups, node_config
+from tests.cluster.assets import cache_root
 from tests.cluster.process import ClusterError
 
 # Program -> Debian package. What is found on PATH is taken as it is.
@@ -27,6 +29,8 @@ PACKAGES = {
     "setpriv": "util-linux",
     "mount": "mount",
 }
+# The node's own directory, the images' build and storage at their largest.
+FREE_GIGABYTES = 6
 SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
@@ -71,7 +75,24 @@ def node_tier_lacks() -> list[str]:
         reasons.append("no control groups are mounted at /sys/fs/cgroup: mount cgroup2 there")
     if "overlay" not in Path("/proc/filesystems").read_text():
         reasons.append("the kernel has no overlay file system: run `modprobe overlay`")
-    return reasons
+    return reasons + disk_lacks()
+
+
+def disk_lacks() -> list[str]:
+    """Reasons why the disk is too small; a node on a full disk evicts its pods instead of saying so."""
+    return [
+        f"{path} has {free / 1e9:.1f} GB free and {FREE_GIGABYTES} GB are needed: "
+        f"make room, or set {variable} to a directory on a larger disk"
+        for variable, path in (
+            ("JOB_REAPER_CACHE", cache_root()),
+            ("TMPDIR", Path(tempfile.gettempdir())),
+        )
+        if (free := shutil.disk_usage(_existing(path)).free) < FREE_GIGABYTES * 10**9
+    ]
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _can_make_namespaces() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_the_reason_says_how_to_get_a_missing_package(monkeypatch: pytest.Monkey
 
     assert "no-such-package" in reason
     assert "make cluster-assets" in reason or "install" in reason
+
+
+def test_a_disk_that_is_too_small_is_named_with_the_way_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("JOB_REAPER_CACHE", str(tmp_path / "not" / "made" / "yet"))
+    assert not [text for text in preflight.disk_lacks() if "JOB_REAPER_CACHE" in text]
+    monkeypatch.setattr(preflight, "FREE_GIGABYTES", 10**9)
+
+    reasons = " ".join(preflight.node_tier_lacks())
+
+    assert f"{tmp_path / 'not' / 'made' / 'yet'} has " in reasons
+    assert "GB are needed: make room, or set JOB_REAPER_CACHE" in reasons
+    assert "or set TMPDIR" in reasons
 
 
 def test_without_ci_it_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
