@@ -30,7 +30,8 @@ from reconciler.worker.claim import Claim
 from reconciler.worker.keeper import Keeper
 from reconciler.worker.sdk import Sdk
 
-CATCH_UP_SEC = 1.0
+CATCH_UP_SEC = 0.2
+CATCH_UP_LOOKS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -100,12 +101,21 @@ class ProcessBeater:
         child.stdout.close()
 
     def catch_up(self) -> None:
-        """Hear all that the child said so far: its echo comes after it. Bounded, for a child that is gone."""
+        """Hear all that the child said so far: its echo comes after it. Bounded, for a child that is gone.
+
+        Time in which no thread of ours could run (the GIL was taken again) counts for nothing: the echo may
+        lie unread.
+        """
         if self._fallback is not None:
             return
         self._echo.clear()
         self._tell({"echo": True})
-        self._echo.wait(CATCH_UP_SEC)
+        looks = 0
+        while looks < CATCH_UP_LOOKS and not self._stopping.is_set():
+            began = time.monotonic()
+            if self._echo.wait(CATCH_UP_SEC):
+                return
+            looks += time.monotonic() - began < 2 * CATCH_UP_SEC
 
     @property
     def pid(self) -> int | None:
