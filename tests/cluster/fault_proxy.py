@@ -8,7 +8,10 @@ as the product does.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
+import os
 import re
 import socket
 import ssl
@@ -26,6 +29,7 @@ from tests.cluster.kube_api import Endpoint
 
 HEAD_END = b"\r\n\r\n"
 PIECE = 65536
+LIBC = ctypes.CDLL(None, use_errno=True)
 REASONS = {401: "Unauthorized", 403: "Forbidden", 410: "Expired", 429: "TooManyRequests", 504: "Timeout"}
 
 
@@ -74,6 +78,7 @@ class FaultProxy:
         self._lifted = threading.Event()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._accepted = 0
         self._acceptor = threading.Thread(target=self._accept, name="fault-proxy", daemon=True)
 
     def __enter__(self) -> Self:
@@ -111,12 +116,22 @@ class FaultProxy:
         with self._guard:
             return [line for line in self._requests if re.search(match, line)]
 
+    @property
+    def served(self) -> int:
+        """How many connections were accepted so far."""
+        return self._accepted
+
+    @property
+    def busy(self) -> bool:
+        """Is any connection being served now?"""
+        return any(thread.is_alive() for thread in self._threads)
+
     def sever(self) -> None:
         """Reset every connection that is open now, watches included."""
+        # Under the guard, because a descriptor closed meanwhile may by then be another's.
         with self._guard:
-            victims = list(self._open)
-        for victim in victims:
-            _reset(victim)
+            for victim in self._open:
+                _reset(victim)
 
     def close(self) -> None:
         """End it, and every connection with it."""
@@ -142,9 +157,12 @@ class FaultProxy:
             )
             self._threads = [known for known in self._threads if known.is_alive()] + [thread]
             thread.start()
+            self._accepted += 1
 
     def _serve(self, raw: socket.socket) -> None:
         raw.settimeout(120)
+        # A small piece that waits for an acknowledgement would be lost in the reset that follows it.
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A peer that goes away is the ordinary end of a connection here, not a failure of the proxy.
         with (
             contextlib.suppress(OSError),
@@ -232,7 +250,10 @@ def _read_request(client: ssl.SSLSocket) -> bytes | None:
     lines = head.split(b"\r\n")
     lengths = [line.split(b":", 1)[1] for line in lines if line.lower().startswith(b"content-length:")]
     while lengths and len(body) < int(lengths[0]):
-        body += client.recv(PIECE)
+        piece = client.recv(PIECE)
+        if not piece:
+            return None
+        body += piece
     kept = [line for line in lines if not line.lower().startswith((b"connection:", b"accept-encoding:"))]
     return b"\r\n".join([*kept, b"Connection: close"]) + HEAD_END + body
 
@@ -268,9 +289,14 @@ def _head(code: int, extra: str) -> bytes:
 
 
 def _reset(connection: socket.socket) -> None:
-    """End a connection with RST, as a dying host or a firewall does; FIN would look like a proper end."""
-    with contextlib.suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    """End a connection with RST, as a dying host or a firewall does; FIN would look like a proper end.
+
+    Closing with SO_LINGER 0 would do it only for the last descriptor, and another thread may be blocked in
+    recv() on its own. To connect to no address (AF_UNSPEC) resets the connection and wakes that thread.
+    """
+    nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+    if LIBC.connect(connection.fileno(), nowhere, len(nowhere)) != 0:
+        number = ctypes.get_errno()
+        # Ended by its peer, or closed by its own thread meanwhile: there is nothing left to reset.
+        if number not in (errno.ENOTCONN, errno.ECONNRESET, errno.EBADF):
+            raise OSError(number, f"reset: {os.strerror(number)}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import urllib3
@@ -12,6 +16,7 @@ from tests.cluster.api_tier import ApiTier, answers_ready
 from tests.cluster.fault_proxy import Fault, FaultProxy
 from tests.cluster.kube_api import KubeApi, KubeApiError
 from tests.cluster.namespace import Namespace
+from tests.cluster.process import wait_until
 
 pytestmark = pytest.mark.own_cluster
 READ_PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
@@ -23,6 +28,99 @@ def through(fault_proxy: FaultProxy, namespace: Namespace) -> Iterator[KubeApi]:
     api = KubeApi(fault_proxy.endpoint(namespace.account(rules=READ_PODS).token()), timeout=3)
     yield api
     api.close()
+
+
+def ended_by(
+    proxy: FaultProxy, authority: Path, request: str, *, meanwhile: Callable[[bytes], object] = lambda _: None
+) -> tuple[bytes, OSError | None]:
+    """What a client reads, and the error its socket ends with; None is FIN.
+
+    TLS by hand, because the ssl module of some Pythons tells a reset and a plain end apart no more than
+    urllib3 does. `meanwhile` is called with what was read so far.
+    """
+    incoming, outgoing, text = ssl.MemoryBIO(), ssl.MemoryBIO(), b""
+    tls = ssl.create_default_context(cafile=str(authority)).wrap_bio(
+        incoming, outgoing, server_hostname="127.0.0.1"
+    )
+    port = urllib3.util.parse_url(proxy.server).port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+        asked = False
+        while True:
+            try:
+                if not asked:
+                    tls.do_handshake()
+                    tls.write(request.encode())
+                    asked = True
+                while piece := tls.read(65536):
+                    text += piece
+            except ssl.SSLWantReadError:
+                pass
+            if outgoing.pending:
+                raw.sendall(outgoing.read())
+            meanwhile(text)
+            try:
+                received = raw.recv(65536)
+            except ConnectionResetError as reset:
+                return text, reset
+            if not received:
+                return text, None
+            incoming.write(received)
+
+
+def a_request(namespace: Namespace, query: str = "") -> str:
+    token = namespace.account(rules=READ_PODS).token()
+    return f"GET {namespace.path}/pods{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
+
+
+def test_a_proper_end_is_no_reset(fault_proxy: FaultProxy, api_tier: ApiTier, namespace: Namespace) -> None:
+    text, error = ended_by(fault_proxy, api_tier.endpoint.ca, a_request(namespace))
+
+    assert b"PodList" in text
+    assert error is None
+
+
+@pytest.mark.parametrize("fault", [Fault(reset=True), Fault(cut_after=20)], ids=["at once", "in the body"])
+def test_a_reset_is_rst_and_not_fin(
+    fault_proxy: FaultProxy, api_tier: ApiTier, namespace: Namespace, fault: Fault
+) -> None:
+    fault_proxy.inject(fault)
+
+    text, error = ended_by(fault_proxy, api_tier.endpoint.ca, a_request(namespace))
+
+    assert isinstance(error, ConnectionResetError)
+    assert len(text.partition(b"\r\n\r\n")[2]) == (fault.cut_after or 0)
+
+
+def test_what_hangs_is_reset_when_the_fault_is_lifted(
+    fault_proxy: FaultProxy, api_tier: ApiTier, namespace: Namespace
+) -> None:
+    fault_proxy.inject(Fault(hang=True))
+    with ThreadPoolExecutor(1) as caller:
+        call = caller.submit(ended_by, fault_proxy, api_tier.endpoint.ca, a_request(namespace))
+        wait_until(lambda: bool(fault_proxy.requests()), timeout=10, what="the call to hang")
+        fault_proxy.clear()
+
+        text, error = call.result(timeout=20)
+
+    assert isinstance(error, ConnectionResetError)
+    assert text == b""
+
+
+def test_a_severed_watch_is_reset_and_the_proxy_lets_go_of_it(
+    fault_proxy: FaultProxy, api_tier: ApiTier, namespace: Namespace
+) -> None:
+    namespace.create_pod("worker-0")
+
+    text, error = ended_by(
+        fault_proxy,
+        api_tier.endpoint.ca,
+        a_request(namespace, "?watch=true&timeoutSeconds=30"),
+        meanwhile=lambda text: fault_proxy.sever() if b"ADDED" in text else None,
+    )
+
+    assert b"ADDED" in text
+    assert isinstance(error, ConnectionResetError)
+    wait_until(lambda: not fault_proxy.busy, timeout=5, what="the thread that waited for events to wake")
 
 
 def test_without_a_fault_the_proxy_changes_nothing(through: KubeApi, namespace: Namespace) -> None:
@@ -101,6 +199,23 @@ def test_a_reset_connection_is_an_error_and_not_an_answer(
 
     with pytest.raises(urllib3.exceptions.ProtocolError):
         through.get(f"{namespace.path}/pods")
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_costs_nothing(
+    fault_proxy: FaultProxy, api_tier: ApiTier
+) -> None:
+    context = ssl.create_default_context(cafile=str(api_tier.endpoint.ca))
+    address = ("127.0.0.1", urllib3.util.parse_url(fault_proxy.server).port)
+    with (
+        socket.create_connection(address, timeout=10) as raw,
+        context.wrap_socket(raw, server_hostname="127.0.0.1") as client,
+    ):
+        client.sendall(b"POST /api/v1/namespaces HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf")
+
+    wait_until(
+        lambda: bool(fault_proxy.served) and not fault_proxy.busy, timeout=10, what="the proxy to give it up"
+    )
+    assert fault_proxy.requests() == []
 
 
 def test_a_list_can_be_cut_in_the_middle_of_its_body(
