@@ -35,6 +35,8 @@ def a_demo(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs us in the background ignores SIGINT for all its children: here it must be heard.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process
