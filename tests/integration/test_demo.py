@@ -36,7 +36,7 @@ def a_demo(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
         # A shell that runs us in the background ignores SIGINT for all its children: here it must be heard.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     )
     try:
         yield process
