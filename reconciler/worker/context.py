@@ -116,14 +116,17 @@ class JobContext:
 
     def set_stage(self, stage: str, **options: Any) -> None:
         """Enter a stage: the row says so, and the lease follows that stage's SLA."""
+        self.check()  # a run that was told to stop must not extend its own lease
         self._services().set_stage(self, stage, **options)
 
     def emit(self, kind: str, details: Mapping[str, Any] | None = None, *, patient: bool = True) -> None:
         """Write an event of this run, under the fence. `patient` waits for a database that is away."""
+        self.check()
         self._services().emit(self, kind, details, patient=patient)
 
     def row(self) -> dict[str, Any]:
         """The job's row as a dict: the app's own columns."""
+        self.check()
         return self._services().row(self)
 
     def assert_held(self) -> None:
