@@ -27,6 +27,8 @@ from tests.cluster.process import ClusterError, Process, log_tail, wait_until
 
 HERE = Path(__file__).parent
 STATE_FILE = "sandbox.json"
+# The node's first process, and the `unshare` that waits for it and is known a moment earlier.
+NODE_PIDS = {"node", "unshare"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -81,16 +83,16 @@ class SandboxState:
     @property
     def abandoned(self) -> bool:
         """Neither the node nor its maker lives: what is left is a killed run's directory and group."""
-        node = self.pids.get("node")
-        return not self.owner.alive and (node is None or not node.alive)
+        return not self.owner.alive and not any(self.pids[name].alive for name in NODE_PIDS & set(self.pids))
 
     def destroy(self) -> None:
         """End the processes by pid, then remove groups and directory. Safe to repeat."""
         # The forwarders first, then the first process of the node, whose end is the end of all the others.
-        for name in sorted(self.pids, key=lambda name: name == "node"):
+        for name in sorted(self.pids, key=lambda name: (name in NODE_PIDS, name)):
             self.pids[name].end()
         cgroups.remove(self.group)
-        shutil.rmtree(self.directory, ignore_errors=False)
+        if Path(self.directory).exists():
+            shutil.rmtree(self.directory)
 
 
 class Sandbox:
@@ -102,6 +104,8 @@ class Sandbox:
         self.outlive_parent = outlive_parent
         self.namespaces: frozenset[str] = frozenset()
         self.state = SandboxState(str(self.directory), self.directory.name, Pid.of(os.getpid()))
+        # From here on a killed run leaves something, which `sweep` can find.
+        self.state.save()
         self._unshare: Process | None = None
         self._forwarders: list[Process] = []
 
@@ -115,7 +119,6 @@ class Sandbox:
         for name in ("var-lib", "var-log", "sysctl", "logs"):
             (self.directory / name).mkdir()
         (self.directory / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
-        self.state.save()
         cgroups.create(self.state.group)
         namespaces = ["--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         supervisor = [sys.executable, "-I", str(HERE / "supervisor.py"), str(self.directory)]
@@ -123,6 +126,9 @@ class Sandbox:
         argv = ["unshare", *namespaces, "--propagation", "private", *supervisor]
         self._unshare = Process("node", argv, log, outlive_parent=self.outlive_parent)
         self._unshare.start()
+        # At once: a node that outlives us must be found by `down`, also when we are killed right now.
+        self.state.pids["unshare"] = Pid.of(self._unshare.pid)
+        self.state.save()
         control = self.directory / "control"
         self._unshare.wait_ready(control.exists, timeout=20, what="the node's first process")
         self.state.pids["node"] = Pid.of(self._first_pid())
