@@ -122,6 +122,7 @@ def _known() -> tuple[tuple[type[BaseException], bool, str], ...]:
         (LeaseLostError, False, "lease_lost"),
         (ArgumentError, False, "VALIDATION"),
         (psycopg.OperationalError, True, "INTERNAL_TRANSIENT"),
+        (psycopg.errors.ReadOnlySqlTransaction, True, "INTERNAL_TRANSIENT"),  # in the middle of a failover
         (subprocess.TimeoutExpired, True, "SUBPROCESS_TIMEOUT"),
     )
 

@@ -23,8 +23,12 @@ import psycopg
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
 
-LOST_CONNECTION = (psycopg.OperationalError, psycopg.InterfaceError)
-"""The server did not answer, or said "not now": the same statement may succeed later."""
+LOST_CONNECTION = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,  # a failover made this server a replica: another one writes now
+)
+"""The server did not answer, or said "not now": the same statement may succeed later, on a new connection."""
 
 
 LIMIT_SEC = 60.0
