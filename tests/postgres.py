@@ -32,13 +32,10 @@ from reconciler.demo.postgres import (
     server_identity,
 )
 from reconciler.migrate import migrate
+from tests.ci import in_ci
 
 TEMPLATE = "reaper_template"
 Connection = psycopg.Connection[Any]
-
-
-def in_ci() -> bool:
-    return os.environ.get("CI", "").lower() in ("1", "true")
 
 
 # ── which servers ───────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,8 @@ import pytest
 
 from reconciler.reaper import Reaper
 from reconciler.worker import Worker
-from tests.postgres import Connection, in_ci
+from tests.ci import in_ci
+from tests.postgres import Connection
 
 PATIENCE_SEC = 30.0
 

@@ -8,10 +8,10 @@ cluster-assets: setup ## Get programs, system packages and images for the node t
 	@$(PY) -m tests.cluster prepare node
 
 e2e: cluster-assets ## Run the node tier: a whole Kubernetes node, without Docker (root)
-	@$(PY) -m pytest tests/e2e -m 'not long' --durations=10 $(PYTEST_ARGS)
+	@PYTEST_ADDOPTS="$$PYTEST_ADDOPTS $(PYTEST_ARGS)" scripts/test e2e
 
 e2e-long: cluster-assets ## Start and tear down the node ten times; nothing may be left (root)
-	@$(PY) -m pytest tests/e2e -m long --durations=10 $(PYTEST_ARGS)
+	@PYTEST_ADDOPTS="$$PYTEST_ADDOPTS $(PYTEST_ARGS)" scripts/test e2e-long
 
 cluster-up: setup ## Start a node that stays, and print what kubectl and helm need (root)
 	@$(PY) -m tests.cluster up

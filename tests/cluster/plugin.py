@@ -6,12 +6,13 @@ A tier that cannot run says why; with CI=true that is a failure.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import pytest
+
+from tests.ci import cannot_run
 
 if TYPE_CHECKING:
     # Every pytest run loads this module, also that of the pure tests: the rest is imported by the fixtures
@@ -230,10 +231,7 @@ def foreign_cluster(
 
 def unavailable(tier: str, reason: str) -> NoReturn:
     """Skip with the reason, or fail with it where a skip would hide that nothing was tested."""
-    message = f"{tier} cannot run here: {reason}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{message} (CI=true turns this skip into a failure)", pytrace=False)
-    pytest.skip(message)
+    cannot_run(f"{tier} cannot run here: {reason}")
 
 
 def _programs(tier: str, config: pytest.Config) -> Mapping[str, Path]:

@@ -90,7 +90,7 @@ def test_up_stays_up_and_down_leaves_the_machine_as_it_was(home: Path) -> None:
     kubectl = next(line for line in printed.splitlines() if line.startswith("export PATH=")).split('"')[1]
     nodes = subprocess.run(
         [kubectl.partition(":")[0] + "/kubectl", "get", "nodes"],
-        env={"KUBECONFIG": str(directory / "admin.kubeconfig")},
+        env={"KUBECONFIG": str(directory / "admin.kubeconfig"), "HOME": str(home)},
         check=True,
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ import pytest
 from reconciler.demo import installations
 from reconciler.demo.postgres import EmbeddedPostgres, Installation, find_installations, newest_of_each_major
 from reconciler.errors import DatabaseError, UsageError
+from tests.ci import cannot_run
 from tests.postgres import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -263,7 +264,7 @@ def a_python_for_everybody() -> str:
         )
         if answer.returncode == 0:
             return candidate
-    pytest.skip(f"no {name} that the user nobody may start")
+    return cannot_run(f"no {name} that the user nobody may start: apt-get install {name}")
 
 
 @as_root

@@ -16,6 +16,7 @@ from reconciler.errors import MigrationError
 from reconciler.migrate import Heartbeats, migrate
 from reconciler.migrate_files import directory, migrations, parse
 from reconciler.migrate_session import same_backend
+from tests.ci import cannot_run
 from tests.integration.test_migrate_existing import JOBS, PARTITIONED
 from tests.postgres import Connection
 
@@ -101,7 +102,7 @@ def test_another_backend_in_the_middle_of_a_run_is_noticed(conn: Connection) -> 
 def test_the_wheel_carries_the_migrations_and_finds_them_there(tmp_path: Path) -> None:
     uv = shutil.which("uv", path=f"{ROOT / '.tools' / 'bin'}:{os.environ['PATH']}")
     if uv is None:
-        pytest.skip("uv is not installed")
+        cannot_run("uv is not installed: run scripts/setup")
     command = [uv, "build", "--wheel", "--out-dir", str(tmp_path), str(ROOT)]
     built = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
     assert built.returncode == 0, built.stderr

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,65 @@ def test_every_part_of_ci_has_a_limit() -> None:
 
     assert [name for name, _ in parts] == ["packages", "setup", "check", "assets", "test", "node"]
     assert all(60 <= int(limit) <= 2400 for _, limit in parts)
+
+
+ONE_SKIP = """
+import pytest
+def test_green() -> None: ...
+@pytest.mark.skip(reason="not here")
+def test_not_run() -> None: ...
+"""
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Path:
+    """A directory with the test script and one tier, whose second test is skipped; tests/kube is missing."""
+    for name in ("scripts/test", "tests/ci.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    a_program(tmp_path / "scripts" / "setup", "#!/bin/sh\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    a_program(tmp_path / ".venv" / "bin" / "python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "tests" / "unit").mkdir()
+    (tmp_path / "tests" / "unit" / "test_some.py").write_text(ONE_SKIP)
+    return tmp_path
+
+
+def run_tiers(tiers: Path, ci: str, *names: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return subprocess.run(
+        [str(tiers / "scripts" / "test"), *names],
+        env={**environment, "CI": ci, "PYTHONPATH": str(tiers)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("false", 0), ("true", 1), ("1", 1)])
+def test_ci_calls_no_skipped_test_green(tiers: Path, ci: str, code: int) -> None:
+    run = run_tiers(tiers, ci, "unit")
+
+    assert run.returncode == code, run.stdout + run.stderr
+    assert "1 passed    0 failed    1 skipped" in run.stdout
+    assert run.stdout.splitlines()[-1] == "1 passed, 0 failed"
+    assert ("1 skipped: CI skips nothing" in run.stdout) is bool(code)
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_ci_leaves_out_no_tier(tiers: Path, ci: str, code: int) -> None:
+    (tiers / "tests" / "unit" / "test_some.py").write_text("def test_green() -> None: ...\n")
+
+    run = run_tiers(tiers, ci, "unit", "kube")
+
+    assert run.returncode == code, run.stdout + run.stderr
+    assert "kube: no tests/kube here" in run.stdout
+    assert ("missing: CI leaves out no tier" in run.stdout) is bool(code)
+
+
+def test_make_e2e_goes_the_same_way() -> None:
+    targets = (REPOSITORY / "tests" / "cluster" / "cluster.mk").read_text()
+
+    assert "scripts/test e2e\n" in targets
+    assert "-m pytest" not in targets

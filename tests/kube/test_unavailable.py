@@ -78,15 +78,17 @@ def test_a_disk_that_is_too_small_is_named_with_the_way_to_another(
     assert "or set TMPDIR" in reasons
 
 
-def test_without_ci_it_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
+@pytest.mark.parametrize("value", ["", "0", "false", "False"])
+def test_without_ci_it_is_a_skip_with_the_reason(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CI", value)
 
     with pytest.raises(pytest.skip.Exception, match="node tier cannot run here: no root"):
         unavailable("node tier", "no root")
 
 
-def test_in_ci_it_is_a_failure_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
+@pytest.mark.parametrize("value", ["true", "1", "True", "woodpecker"])
+def test_in_ci_it_is_a_failure_with_the_reason(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CI", value)
 
     with pytest.raises(pytest.fail.Exception, match="node tier cannot run here: no root"):
         unavailable("node tier", "no root")
