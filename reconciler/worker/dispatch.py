@@ -8,16 +8,17 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import psycopg
 
 from reconciler.errors import ReaperError
 from reconciler.worker.claim import Claim, claim_next
-from reconciler.worker.finish import release_job
 from reconciler.worker.handlers import Routes
 from reconciler.worker.sdk import Sdk
 from reconciler.worker.session import Session
 
+T = TypeVar("T")
 MAX_PAUSE_SEC = 30.0
 CLAIM_LIMIT_SEC = 10.0
 _log = logging.getLogger(__name__)
@@ -57,15 +58,23 @@ class Dispatcher:
         self._session.close()
 
     async def run(
-        self, free_slots: Callable[[], int], begin: Callable[[Claim, float], None], stopping: asyncio.Event
+        self,
+        free_slots: Callable[[], int],
+        hold: Callable[[Claim, float], T],
+        begin: Callable[[T], None],
+        stopping: asyncio.Event,
     ) -> None:
-        """Until `stopping`: claim, begin, wait. A slot is free before its claim, never after."""
+        """Until `stopping`: claim, hold, begin, wait. A slot is free before its claim, never after.
+
+        `hold` runs in the claiming thread, at once: a busy event loop must not keep a job from being beaten.
+        `begin` gets every run that was held, also when told to stop meanwhile: it must be given back.
+        """
         stopped = asyncio.create_task(stopping.wait())
         try:
             while not stopping.is_set():
                 self._wake.clear()
                 wanted = free_slots()
-                got = await self._fill(wanted, begin, stopping) if wanted > 0 else 0
+                got = await self._fill(wanted, hold, begin, stopping) if wanted > 0 else 0
                 if wanted > 0 and got == wanted:
                     continue
                 pause = None if wanted <= 0 else self._pause_sec()
@@ -75,24 +84,30 @@ class Dispatcher:
         finally:
             stopped.cancel()
 
-    async def _fill(self, wanted: int, begin: Callable[[Claim, float], None], stopping: asyncio.Event) -> int:
+    async def _fill(
+        self,
+        wanted: int,
+        hold: Callable[[Claim, float], T],
+        begin: Callable[[T], None],
+        stopping: asyncio.Event,
+    ) -> int:
         got = 0
         loop = asyncio.get_running_loop()
         for table in self._tables:
             if got >= wanted or stopping.is_set():
                 break
-            sent_at = time.monotonic()
             # The thread's claim always comes back, and what it claimed is begun or given back.
-            claims = await loop.run_in_executor(self._thread, self._claim, table, wanted - got)
-            if stopping.is_set():
-                await loop.run_in_executor(self._thread, self._give_back, claims)
-                break
-            for claim in claims:
-                begin(claim, sent_at)
-            got += len(claims)
+            runs = await loop.run_in_executor(self._thread, self._claim_and_hold, table, wanted - got, hold)
+            for run in runs:
+                begin(run)
+            got += len(runs)
         # The next round begins with another table: a full one must not starve the others.
         self._tables.append(self._tables.pop(0))
         return got
+
+    def _claim_and_hold(self, table: str, limit: int, hold: Callable[[Claim, float], T]) -> list[T]:
+        sent_at = time.monotonic()
+        return [hold(claim, sent_at) for claim in self._claim(table, limit)]
 
     def _claim(self, table: str, limit: int) -> list[Claim]:
         try:
@@ -120,17 +135,6 @@ class Dispatcher:
             _log.info("claims work again", extra={"failures": self._failures})
             self._failures = 0
         return claims
-
-    def _give_back(self, claims: list[Claim]) -> None:
-        """Claimed while the worker was told to stop: never begun, so never counted."""
-        for claim in claims:
-            try:
-                self._session.run(lambda conn, claim=claim: release_job(conn, claim, sdk=self._sdk))  # type: ignore[misc]
-            except (psycopg.Error, ReaperError, OSError) as error:
-                _log.warning(
-                    "a job claimed too late is left to its lease",
-                    extra={"job_id": str(claim.id), "table": claim.table, "error": str(error).strip()},
-                )
 
     def _pause_sec(self) -> float:
         pause = self._poll_sec

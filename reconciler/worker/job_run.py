@@ -133,8 +133,6 @@ class JobRun:
     ) -> None:
         self._handler = handler
         self._services = services
-        self._sent_at = sent_at
-        self._budget_sec = budget_sec
         self._work: asyncio.Future[BaseException | None] | None = None
         self.job = JobContext(
             claim.id,
@@ -142,6 +140,8 @@ class JobRun:
             claim=claim,
             services=services,
         )
+        # From here on it is beaten, whatever the event loop is busy with.
+        services.keeper.hold(claim, sent_at=sent_at, budget_sec=budget_sec, cancel=self.cancel)
 
     @property
     def claim(self) -> Claim:
@@ -162,21 +162,14 @@ class JobRun:
     async def run(self) -> None:
         """Run the handler, then write what became of it."""
         keeper = self._services.keeper
-        keeper.hold(self.claim, sent_at=self._sent_at, budget_sec=self._budget_sec, cancel=self.cancel)
         began = time.monotonic()
         try:
-            self._work = handlers.start(self._handler, self.job)
-            if self.job.reason is not None:
-                self._cancel_work()
-            error = await self._outcome(self._work)
-            keeper.ending(self.claim)
-            ending = decide_ending(
-                self.job,
-                error,
-                classify=self._services.classify,
-                release_on_stop=self._services.release_on_stop,
-                scratch_root=str(self._services.scratch_root()),
-            )
+            if self.job.reason is not None or keeper.sec_to_fence(self.claim) <= 0:
+                # Another worker may have it already, or we are leaving: never begun, so never counted.
+                ending = Ending(Action.RELEASE, "NOT_BEGUN", str(self.job.reason or "its lease is over"))
+                keeper.ending(self.claim)
+            else:
+                ending = await self._handled()
             became = await self._write(ending)
         finally:
             keeper.drop(self.claim)
@@ -193,6 +186,20 @@ class JobRun:
                     "seconds": round(time.monotonic() - began, 3),
                 },
             )
+
+    async def _handled(self) -> Ending:
+        self._work = handlers.start(self._handler, self.job)
+        if self.job.reason is not None:
+            self._cancel_work()
+        error = await self._outcome(self._work)
+        self._services.keeper.ending(self.claim)
+        return decide_ending(
+            self.job,
+            error,
+            classify=self._services.classify,
+            release_on_stop=self._services.release_on_stop,
+            scratch_root=str(self._services.scratch_root()),
+        )
 
     async def abort(self) -> None:
         """The worker leaves before this job is done: say so, change no status, tell the handler to stop."""

@@ -25,7 +25,7 @@ from reconciler.worker.beater import Beater
 from reconciler.worker.claim import Claim
 from reconciler.worker.dispatch import Dispatcher
 from reconciler.worker.ending import Classify
-from reconciler.worker.errors import ArgumentError
+from reconciler.worker.errors import ArgumentError, WorkerStoppingError
 from reconciler.worker.handlers import Handler, Routes
 from reconciler.worker.identity import worker_identity
 from reconciler.worker.job_run import JobRun, RunServices
@@ -178,8 +178,12 @@ class Worker:
         self._notice_stop()
         _log.info("worker started", extra={"holder": self.worker_id, "concurrency": self.concurrency})
 
-        def begin(claim: Claim, sent_at: float) -> None:
-            run = JobRun(claim, self.routes.find(claim), services, sent_at, self._budget_sec(claim))
+        def hold(claim: Claim, sent_at: float) -> JobRun:
+            return JobRun(claim, self.routes.find(claim), services, sent_at, self._budget_sec(claim))
+
+        def begin(run: JobRun) -> None:
+            if self._stopping.is_set():  # claimed too late: given back, never begun
+                run.cancel(WorkerStoppingError())
             task = asyncio.create_task(run.run())
             self._runs[task] = run
             metrics.CONCURRENT_JOBS.set(len(self._runs))
@@ -193,7 +197,7 @@ class Worker:
                 _log.error("a run broke", exc_info=task.exception())
 
         try:
-            await dispatcher.run(lambda: self.concurrency - len(self._runs), begin, self._stopping)
+            await dispatcher.run(lambda: self.concurrency - len(self._runs), hold, begin, self._stopping)
             await self._drain(services)
         finally:
             for one in periodic:
