@@ -31,7 +31,7 @@ from reconciler.worker.identity import worker_identity
 from reconciler.worker.job_run import JobRun, RunServices
 from reconciler.worker.keeper import Keeper
 from reconciler.worker.listen import CHANNEL, Listener
-from reconciler.worker.periodic import Periodic
+from reconciler.worker.periodic import STOP_GRACE_SEC, Periodic
 from reconciler.worker.retry import classify as classify_error
 from reconciler.worker.sdk import Sdk, current
 from reconciler.worker.session import Sessions
@@ -108,11 +108,20 @@ class Worker:
         exclusive: bool = True,
         name: str | None = None,
     ) -> None:
-        """Run `task` every so often; exclusive: once at a time and once per interval in the whole fleet."""
+        """Run `task` every so often; exclusive: once at a time and once per interval in the whole fleet.
+
+        The name is what the fleet knows the task by; by default it is the function's own.
+        """
         _check("interval_sec", interval_sec, interval_sec > 0, "more than 0 seconds")
+        known = name or str(getattr(task, "__qualname__", task))
+        if any(one.name == known for one in self._periodic):
+            # Two tasks of one name would share a row, and so hold each other off for ever.
+            raise ArgumentError(
+                "name", known, "a name that no other task of this worker has", 'pass name="..." to every()'
+            )
         self._periodic.append(
             Periodic(
-                name or str(getattr(task, "__qualname__", task)),
+                known,
                 interval_sec,
                 task,
                 exclusive=exclusive,
@@ -150,13 +159,40 @@ class Worker:
         return self._stopping.is_set()
 
     async def run_async(self) -> None:
-        """The same inside a running event loop. Signals are handled in the main thread only."""
+        """The same inside a running event loop. Signals are handled in the main thread only.
+
+        Cancelling it is what a second signal is: running jobs are told to stop and ended while they are still
+        beaten, a claim that is just coming back is given back, and then the cancellation is raised.
+        """
+        work = asyncio.create_task(self._work())
+        cancelled: asyncio.CancelledError | None = None
+        while not work.done():
+            try:
+                await asyncio.wait({work})
+            except asyncio.CancelledError as error:  # raised again below; the way out takes seconds at most
+                cancelled = error
+                self._stop_asked = 2
+                self._notice_stop()
+        if cancelled is not None:
+            raise cancelled from (None if work.cancelled() else work.exception())
+        work.result()
+
+    async def _work(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         signals = self._handle_signals(loop)
         sessions = Sessions(self._dsn, "endings", min(self.concurrency, MAX_SESSIONS))
         keeper = Keeper(on_change=lambda: beater.poke(), catch_up=lambda: beater.catch_up())  # noqa: PLW0108 - made first
-        beater = (ProcessBeater if self._heartbeat == "process" else Beater)(self._dsn, keeper, self.sdk)
-        dispatcher = Dispatcher(self._dsn, self.routes, self.worker_id, self.sdk, self._poll_sec)
+        beater = (ProcessBeater if self._heartbeat == "process" else Beater)(
+            self._dsn, keeper, self.sdk, on_ready=lambda _: dispatcher.wake_soon(loop)()
+        )
+        dispatcher = Dispatcher(
+            self._dsn,
+            self.routes,
+            self.worker_id,
+            self.sdk,
+            poll_sec=self._poll_sec,
+            may_claim=beater.ready,
+        )
         listener = Listener(self._dsn, self._listen, dispatcher.wake_soon(loop)) if self._listen else None
         endpoint = metrics.serve(self.metrics_port) if self.metrics_port is not None else None
         if endpoint is not None:
@@ -200,9 +236,7 @@ class Worker:
             await dispatcher.run(lambda: self.concurrency - len(self._runs), hold, begin, self._stopping)
             await self._drain(services)
         finally:
-            for one in periodic:
-                one.cancel()
-            await asyncio.gather(*periodic, return_exceptions=True)
+            await self._end_periodic(periodic)
             if listener is not None:
                 listener.stop()
             beater.stop()
@@ -231,6 +265,15 @@ class Worker:
             self._stopping.set()
         if self._stop_asked >= 2:
             self._hurry.set()
+
+    async def _end_periodic(self, tasks: list[asyncio.Task[None]]) -> None:
+        """What ends in time gives its row back."""
+        self._stopping.set()
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_GRACE_SEC + 1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _drain(self, services: RunServices) -> None:
         """Let running jobs finish, beats and all; then say which were aborted, and stop them."""
