@@ -20,7 +20,7 @@ import pytest
 from reconciler.demo import installations
 from reconciler.demo.postgres import EmbeddedPostgres, Installation, find_installations, newest_of_each_major
 from reconciler.errors import DatabaseError, UsageError
-from tests.ci import cannot_run
+from tests.nobody import a_python_for_everybody
 from tests.postgres import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -245,26 +245,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become som
 @as_root
 def test_root_runs_the_server_as_nobody(server: EmbeddedPostgres) -> None:
     assert Path(f"/proc/{server.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
-
-
-def a_python_for_everybody() -> str:
-    """An interpreter of our version outside root's home, where `nobody` may start it."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for candidate in (sys.executable, f"/usr/local/bin/{name}", f"/usr/bin/{name}"):
-        question = ["/bin/sh", "-c", '"$0" -c ""', candidate]
-        entry = pwd.getpwnam("nobody")
-        answer = subprocess.run(
-            question,
-            check=False,
-            user=entry.pw_uid,
-            group=entry.pw_gid,
-            extra_groups=[],
-            cwd="/",
-            capture_output=True,
-        )
-        if answer.returncode == 0:
-            return candidate
-    return cannot_run(f"no {name} that the user nobody may start: apt-get install {name}")
 
 
 @as_root
