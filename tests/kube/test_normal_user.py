@@ -102,7 +102,7 @@ def test_a_normal_user_forwards_ports_within_his_own_network(open_place: Path) -
     ready = open_place / "ready.port"
     with socket.create_server(("127.0.0.1", 0)) as far:
         port = str(far.getsockname()[1])
-        ends = ["host", "127.0.0.1", "0", str(os.getpid()), "127.0.0.1", port]
+        ends = ["host", "127.0.0.1", "0", "host", "127.0.0.1", port]
         forwarder = subprocess.Popen(
             [his_python(), "-I", str(FORWARDER), *ends, str(os.getpid()), str(ready)],
             stderr=subprocess.PIPE,
