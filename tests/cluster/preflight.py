@@ -24,6 +24,7 @@ PACKAGES = {
     "debootstrap": "debootstrap",
     "buildah": "buildah",
     "gcc": "gcc",
+    "openssl": "openssl",
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
@@ -43,9 +44,21 @@ def missing_packages() -> list[str]:
         node_config.cni_directory()
     except ClusterError:
         lacking.add("containernetworking-plugins")
-    if "gcc" in lacking:
+    if not _has_static_libc():
+        # Debian's gcc only recommends it, and the pause program is static.
         lacking.add("libc6-dev")
     return sorted(lacking)
+
+
+def _has_static_libc() -> bool:
+    """Asked of the compiler, which knows where its libraries lie; without one there is none to link with."""
+    if shutil.which("gcc", path=SYSTEM_PATH) is None:
+        return False
+    answer = subprocess.run(
+        ["gcc", "-print-file-name=libc.a"], capture_output=True, text=True, check=False, timeout=30
+    )
+    # A file that is not found is answered with its bare name.
+    return Path(answer.stdout.strip()).is_absolute()
 
 
 def node_tier_lacks() -> list[str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import elsewhere, preflight
+from tests.cluster.assets import REPOSITORY
 from tests.cluster.plugin import unavailable
 
 NOBODY = 65534
@@ -61,6 +65,45 @@ def test_the_reason_says_how_to_get_a_missing_package(monkeypatch: pytest.Monkey
 
     assert "no-such-package" in reason
     assert "make cluster-assets" in reason or "install" in reason
+
+
+def test_a_compiler_without_a_static_libc_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho libc.a\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(preflight, "SYSTEM_PATH", os.environ["PATH"])
+
+    assert "libc6-dev" in preflight.missing_packages()
+    compiler.write_text("#!/bin/sh\necho /usr/lib/libc.a\n")
+    assert "libc6-dev" not in preflight.missing_packages()
+
+
+def test_both_tiers_get_openssl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "SYSTEM_PATH", str(tmp_path))
+    assert "openssl" in preflight.missing_packages()
+
+    # A machine with nothing, where apt-get only writes down what it was asked for.
+    for name, text in {"apt-get": 'echo "$@" >> "$ASKED"', "id": "echo 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("ls", "mktemp", "rm", "chmod", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    asked = tmp_path / "asked"
+    subprocess.run(
+        ["/bin/sh", str(REPOSITORY / "scripts" / "ci-packages")],
+        env={"PATH": str(tmp_path), "ASKED": str(asked), "POLICY_RC_D": str(tmp_path / "policy")},
+        check=True,
+        capture_output=True,
+    )
+    assert "openssl" in asked.read_text().split()
+
+
+def test_the_image_names_no_registry() -> None:
+    base = re.search(r"^ARG BASE=(\S+)$", (REPOSITORY / "Dockerfile").read_text(), re.MULTILINE)
+
+    assert base is not None
+    assert base[1] == "python:3.11-slim-bookworm"
 
 
 def test_a_disk_that_is_too_small_is_named_with_the_way_to_another(
