@@ -2,7 +2,7 @@
 # The same file builds with docker, podman and buildah, on the public image below or on any Debian with a python3:
 #   docker build --tag job-reaper .
 #   buildah build --build-arg BASE=... --build-arg BUILD_BASE=... .      (see tests/cluster/images.py)
-ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
 # Where it is built: the same system and interpreter as BASE, plus `python3 -m venv`. Nothing of it ships.
 ARG BUILD_BASE=${BASE}
 
