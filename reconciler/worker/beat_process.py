@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,17 @@ class ProcessBeater:
     When the child dies the parent beats itself, in a thread, and says so: better late beats than none.
     """
 
-    def __init__(self, dsn: str, keeper: Keeper, sdk: Sdk) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        keeper: Keeper,
+        sdk: Sdk,
+        *,
+        on_ready: Callable[[bool], None] = lambda ready: None,
+    ) -> None:
         self._dsn = dsn
+        self._on_ready = on_ready
+        self._child_ready = False
         self._keeper = keeper
         self._sdk = sdk
         self._child: subprocess.Popen[str] | None = None
@@ -117,6 +127,10 @@ class ProcessBeater:
                 return
             looks += time.monotonic() - began < 2 * CATCH_UP_SEC
 
+    def ready(self) -> bool:
+        """Do beats come through, from the child or from the thread in its place?"""
+        return self._child_ready if self._fallback is None else self._fallback.ready()
+
     @property
     def pid(self) -> int | None:
         """The child's, for tests and for whoever looks at a process list."""
@@ -138,13 +152,16 @@ class ProcessBeater:
             self._hear(json.loads(line))
         if not self._stopping.is_set():
             _log.error("the beating process died; beating from a thread")
-            self._fallback = Beater(self._dsn, self._keeper, self._sdk)
+            self._fallback = Beater(self._dsn, self._keeper, self._sdk, on_ready=self._on_ready)
             self._fallback.start()
             self._fallback.poke()
 
     def _hear(self, news: dict[str, Any]) -> None:
         if "echo" in news:
             self._echo.set()
+        if "ready" in news:
+            self._child_ready = news["ready"]
+            self._on_ready(self._child_ready)
         if "beats" in news:
             metrics.HEARTBEATS.add(news["beats"])
             metrics.HEARTBEAT_FAILURES.add(news["failures"])
@@ -219,7 +236,13 @@ def main() -> None:
     parent = os.getppid()
     dsn, sdk = pickle.loads(base64.b64decode(json.loads(sys.stdin.readline())["setup"]))  # noqa: S301 - our own parent's pipe
     keeper = _ChildKeeper()
-    beater = Beater(dsn, keeper, sdk, may_beat=lambda: _parent_runs(parent))
+    beater = Beater(
+        dsn,
+        keeper,
+        sdk,
+        may_beat=lambda: _parent_runs(parent),
+        on_ready=lambda ready: _say({"ready": ready}),
+    )
     beater.start()
     threading.Thread(target=_report_counts, daemon=True).start()
     for line in sys.stdin:

@@ -21,18 +21,29 @@ from reconciler.worker.session import Session
 T = TypeVar("T")
 MAX_PAUSE_SEC = 30.0
 CLAIM_LIMIT_SEC = 10.0
+START_SEC = 5.0
 _log = logging.getLogger(__name__)
 
 
 class Dispatcher:
     """Claims on a connection and a thread of its own, so that a slow claim stops neither loop nor beats."""
 
-    def __init__(self, dsn: str, routes: Routes, worker_id: str, sdk: Sdk, poll_sec: float) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        routes: Routes,
+        worker_id: str,
+        sdk: Sdk,
+        *,
+        poll_sec: float,
+        may_claim: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._session = Session(dsn, "claim")
         self._routes = routes
         self._worker_id = worker_id
         self._sdk = sdk
         self._poll_sec = poll_sec
+        self._may_claim = may_claim
         self._wake = asyncio.Event()
         self._tables = routes.tables()
         self._thread = ThreadPoolExecutor(1, "job-reaper-claim")
@@ -71,18 +82,27 @@ class Dispatcher:
         """
         stopped = asyncio.create_task(stopping.wait())
         try:
+            # The beater connects first, and wakes us then. Not a failure yet, unless it takes long.
+            starting = time.monotonic() + START_SEC
+            while (left := starting - time.monotonic()) > 0 and not stopped.done():
+                self._wake.clear()
+                if self._may_claim():
+                    break
+                await self._woken(stopped, left)
             while not stopping.is_set():
                 self._wake.clear()
                 wanted = free_slots()
                 got = await self._fill(wanted, hold, begin, stopping) if wanted > 0 else 0
                 if wanted > 0 and got == wanted:
                     continue
-                pause = None if wanted <= 0 else self._pause_sec()
-                woken = asyncio.create_task(self._wake.wait())
-                await asyncio.wait({stopped, woken}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
+                await self._woken(stopped, None if wanted <= 0 else self._pause_sec())
         finally:
             stopped.cancel()
+
+    async def _woken(self, stopped: asyncio.Task[bool], timeout: float | None) -> None:
+        woken = asyncio.create_task(self._wake.wait())
+        await asyncio.wait({stopped, woken}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        woken.cancel()
 
     async def _fill(
         self,
@@ -110,6 +130,10 @@ class Dispatcher:
         return [hold(claim, sent_at) for claim in self._claim(table, limit)]
 
     def _claim(self, table: str, limit: int) -> list[Claim]:
+        if not self._may_claim():
+            # What cannot be beaten must not be claimed: it would only be fenced, its attempt spent.
+            self._failed(table, "nothing to beat with yet")
+            return []
         try:
             # The server gives up before we do: a claim that commits after we stopped listening is nobody's.
             claims = self._session.transact(
@@ -125,16 +149,17 @@ class Dispatcher:
                 lock_timeout_sec=CLAIM_LIMIT_SEC / 2,
             )
         except (psycopg.Error, ReaperError, OSError) as error:
-            self._failures += 1
-            if self._failures == 1:  # once: an outage must not fill the log
-                _log.warning(
-                    "cannot claim, trying again", extra={"table": table, "error": str(error).strip()}
-                )
+            self._failed(table, str(error).strip())
             return []
         if self._failures:
             _log.info("claims work again", extra={"failures": self._failures})
             self._failures = 0
         return claims
+
+    def _failed(self, table: str, error: str) -> None:
+        self._failures += 1
+        if self._failures == 1:  # once: an outage must not fill the log
+            _log.warning("cannot claim, trying again", extra={"table": table, "error": error})
 
     def _pause_sec(self) -> float:
         pause = self._poll_sec

@@ -107,6 +107,14 @@ class Keeper:
                 self._changed.notify_all()
         self._on_change()
 
+    def rebudget(self, claim: Claim, budget_at: float | None) -> None:
+        """The hard budget changes with the stage."""
+        with self._changed:
+            held = self._held.get(claim.key)
+            if held is not None:
+                held.budget_at = budget_at
+                self._changed.notify_all()
+
     def ending(self, claim: Claim) -> None:
         """The handler is through. Beats go on, but now the ending statement tells who owns the job."""
         with self._changed:
@@ -167,13 +175,19 @@ class Keeper:
                     ]
                     self._changed.wait(min(upcoming) - now if upcoming else None)
                     continue
-            # This thread may have slept through good news that waits to be read (a GIL held in C).
-            self._catch_up()
-            for key, held in due:
-                if held.budget_at is not None and held.budget_at <= now:
-                    self._cancel(key, JobTimeoutError("the job ran past its max_runtime"), "budget")
-                elif held.fence_at <= now:
-                    self._cancel(key, held.claim.lost("no beat could be confirmed in time"), "self_fenced")
+            try:
+                # This thread may have slept through good news that waits to be read (a GIL held in C).
+                self._catch_up()
+                self._cancel_late(due, now)
+            except Exception:  # noqa: BLE001 - a keeper that ends fences nobody any more; logged
+                _log.exception("the keeper broke, going on")
+
+    def _cancel_late(self, due: list[tuple[Key, Held]], now: float) -> None:
+        for key, held in due:
+            if held.budget_at is not None and held.budget_at <= now:
+                self._cancel(key, JobTimeoutError("the job ran past its max_runtime"), "budget")
+            elif held.fence_at <= now:
+                self._cancel(key, held.claim.lost("no beat could be confirmed in time"), "self_fenced")
 
     def _cancel(self, key: Key, error: BaseException, reason: str) -> None:
         with self._changed:

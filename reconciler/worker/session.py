@@ -47,10 +47,10 @@ class _Guard:
     def limit(self, session: Session, seconds: float) -> Iterator[None]:
         deadline = time.monotonic() + seconds
         with self._changed:
-            self._deadlines[session] = deadline
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="job-reaper-guard", daemon=True)
                 self._thread.start()
+            self._deadlines[session] = deadline
             if deadline < self._wakes_at:  # rarely: most limits are alike, and it looks then anyway
                 self._changed.notify()
         try:

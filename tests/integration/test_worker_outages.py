@@ -7,9 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from reconciler.worker import JobContext, Worker
+from reconciler.worker import JobContext, Worker, beater
 from reconciler.worker import metrics as counted
+from reconciler.worker.beat import heartbeat_batch
 from tests.factories import a_queued_job, the_job
 from tests.postgres import Connection
 from tests.worker_fleet import eventually, one, running, status_of
@@ -151,3 +153,60 @@ def test_a_job_past_its_fence_before_its_handler_began_is_given_back(
     row = the_job(conn, job)
     assert (row["attempt_count"], row["attempts_refunded"]) == (2, 1)
     assert loop.later == [2], "its first run was never begun"
+
+
+# ── a beater that breaks, or has no connection ──────────────────────────────────────────────────────
+
+
+def test_an_unexpected_error_ends_no_beats_and_no_job_is_claimed_meanwhile(
+    dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beat, broken, let_go = heartbeat_batch, threading.Event(), threading.Event()
+    rounds: list[int] = []
+
+    def breaks(*args: Any, **options: Any) -> Any:
+        if broken.is_set():
+            rounds.append(1)
+            raise RuntimeError("can't start new thread")
+        return beat(*args, **options)
+
+    monkeypatch.setattr(beater, "heartbeat_batch", breaks)
+    first = a_queued_job(conn)
+    with running(a_worker(dsn, lambda _: let_go.wait(30), concurrency=2)):
+        eventually(lambda: one(conn, "select last_heartbeat_at > processing_started_at from jobs"))
+        broken.set()
+        eventually(lambda: "heartbeat failed" in caplog.text, timeout=5)
+        second = a_queued_job(conn)
+        eventually(lambda: "cannot claim" in caplog.text and len(rounds) >= 3, timeout=5)
+        assert status_of(conn, second) == "queued"
+        broken.clear()
+        eventually(lambda: status_of(conn, second) == "processing", timeout=5)
+        let_go.set()
+        eventually(lambda: one(conn, "select bool_and(status = 'done') from jobs"), timeout=5)
+    assert caplog.text.count("heartbeat failed, trying again") == 1
+    assert the_job(conn, first)["attempt_count"] == 1
+
+
+def test_a_worker_without_a_connection_to_beat_with_claims_nothing(
+    dsn: str, conn: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = "few_" + one(conn, "select current_database()")
+    conn.execute(
+        f"create role {role} login connection limit 1; grant all on jobs, job_events to {role}".encode()
+    )
+    jobs = [a_queued_job(conn) for _ in range(3)]
+    lost = counted.LEASES_LOST.value(reason="self_fenced")
+    try:
+        with running(a_worker(make_conninfo(dsn, user=role), lambda _: None, sdk=a_fast_sdk(lease_sec=2))):
+            eventually(lambda: "cannot claim" in caplog.text, timeout=5)
+            assert one(conn, "select bool_and(status = 'queued' and attempt_count = 0) from jobs")
+            assert one(conn, "select application_name from pg_stat_activity where usename = %s", role) == (
+                "job-reaper beat"
+            )
+            conn.execute(f"alter role {role} connection limit 20".encode())
+            for job in jobs:
+                eventually(lambda job=job: status_of(conn, job) == "done", timeout=8)  # type: ignore[misc]
+    finally:
+        conn.execute(f"drop owned by {role}; drop role {role}".encode())
+    assert one(conn, "select bool_and(attempt_count = 1) from jobs")
+    assert counted.LEASES_LOST.value(reason="self_fenced") == lost
