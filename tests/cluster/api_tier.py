@@ -26,6 +26,8 @@ LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
 # Another process may take a port between our look and the server's bind; then we look again.
 PORT_TRIES = 3
+# A company's proxy in the environment must not be asked for our own loopback.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ApiTier:
@@ -152,7 +154,7 @@ class ApiTier:
 
     def _etcd_answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self._etcd_url}/health", timeout=2) as answer:
+            with DIRECT.open(f"{self._etcd_url}/health", timeout=2) as answer:
                 return bool(json.load(answer)["health"] == "true")
         except OSError:
             return False
@@ -163,7 +165,7 @@ class ApiTier:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with DIRECT.open(request, timeout=10) as answer:
             return dict(json.load(answer))
 
 

@@ -33,6 +33,7 @@ KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
+ASKER_SECONDS = 5.0
 
 
 class Supervisor:
@@ -86,12 +87,14 @@ class Supervisor:
     def answer(self, listener: socket.socket) -> None:
         """One command, one answer; a bad command is answered with its error and harms nobody."""
         connection, _ = listener.accept()
+        # Whoever connects and says nothing must not hold up the node.
+        connection.settimeout(ASKER_SECONDS)
         with connection, connection.makefile("rwb") as stream:
             try:
                 reply = self.obey(json.loads(stream.readline()))
             except Exception as error:  # noqa: BLE001 - the asker gets it; pid 1 must live on
                 reply = {"error": f"{type(error).__name__}: {error}"}
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(BrokenPipeError, TimeoutError):
                 stream.write(json.dumps(reply).encode() + b"\n")
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:

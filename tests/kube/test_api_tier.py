@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster import pods
 from tests.cluster.api_tier import ApiTier
-from tests.cluster.kube_api import KubeApi, KubeApiError
+from tests.cluster.kube_api import Json, KubeApi, KubeApiError
 from tests.cluster.namespace import Namespace
 from tests.cluster.plugin import Cluster
 
@@ -164,3 +164,24 @@ def wait_for_status(api: KubeApi, path: str, status: int) -> None:
         return status == 200
 
     wait_until(answered, timeout=15, what=f"{status} for {path}")
+
+
+@pytest.mark.own_cluster
+def test_a_proxy_in_the_environment_is_not_asked_for_loopback(
+    api_tier: ApiTier, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    namespace.create_pod("worker-0")
+
+    def label(pod: Json) -> None:
+        pod["metadata"]["labels"] = {"x": "y"}
+
+    assert api_tier._etcd_answers()
+    api_tier.rewrite(
+        "pods", namespace.name, "worker-0", lambda pod: pod["metadata"].update(labels={"a": "b"})
+    )
+    assert namespace.pod("worker-0")["metadata"]["labels"] == {"a": "b"}
+    assert "worker-0" in api_tier.kubectl("get", "pods", f"--namespace={namespace.name}")
