@@ -237,7 +237,11 @@ RETURNING true
 
 -- name: ended_as
 -- Did an ending commit although its answer was lost? The attempt is still ours and nobody holds the row.
-SELECT j.{status}::text FROM {table} AS j
+-- The reaper leaves such a row too: the rest tells its verdict from our ending.
+SELECT CASE WHEN j.{status} = {done} THEN 'done' WHEN j.{status} = {failed} THEN 'failed'
+            WHEN j.{status} = {queued} THEN 'queued' END,
+       j.{fail_code}::text, j.{due} IS NOT NULL
+FROM {table} AS j
 WHERE j.{id} = %(id)s AND j.{attempt} = %(attempt)s AND j.{locked_by} IS NULL
 
 -- name: row

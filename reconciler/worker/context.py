@@ -21,6 +21,7 @@ from reconciler.worker.errors import JobTimeoutError
 from reconciler.worker.identity import short_id
 
 if TYPE_CHECKING:
+    from reconciler.worker.budget import Budget
     from reconciler.worker.output import Scratch
 
 T = TypeVar("T")
@@ -64,18 +65,25 @@ class Services(Protocol):
 class JobContext:
     """One run of one job, as its handler sees it.
 
-    `deadline` is on the monotonic clock. `cancelled` is set when the run must stop: the lease is lost, the
-    budget is used up, or the worker leaves; `check()` then raises the reason.
+    `deadline` is on the monotonic clock: the nearer of `limit_at`, which the code set, and `budget_at`, the
+    hard budget of max_runtime, which follows the stage. `cancelled` is set when the run must stop: the lease
+    is lost, the budget is used up, or the worker leaves; `check()` then raises the reason.
     """
 
     job_id: Any
     worker_id: str = field(default_factory=short_id)
-    deadline: float | None = None
+    limit_at: float | None = None
+    budget_at: float | None = None
+    budget: Budget | None = None
     claim: Claim | None = None
     services: Services | None = None
     cancelled: Event = field(default_factory=Event)
     reason: BaseException | None = None
     last_percent: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        return min((at for at in (self.limit_at, self.budget_at) if at is not None), default=None)
 
     @property
     def table(self) -> str | None:
@@ -99,18 +107,20 @@ class JobContext:
         """Raise when this run must stop: call it between two steps of the work."""
         if self.reason is not None:
             raise self.reason
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        deadline = self.deadline
+        if deadline is not None and time.monotonic() >= deadline:
             raise JobTimeoutError
 
     def remaining(self, cap: float | None = LLM_CALL_CAP_SEC) -> float:
         """Seconds that one call may take: what is left of the budget, at most `cap`. Never negative."""
-        left = float("inf") if self.deadline is None else self.deadline - time.monotonic()
+        deadline = self.deadline
+        left = float("inf") if deadline is None else deadline - time.monotonic()
         return max(0.0, left if cap is None else min(left, cap))
 
     def limit(self, seconds: float) -> None:
         """Shorten the budget to `seconds` from now; it never grows."""
         until = time.monotonic() + seconds
-        self.deadline = until if self.deadline is None else min(self.deadline, until)
+        self.limit_at = until if self.limit_at is None else min(self.limit_at, until)
 
     # ── what the worker does for a job ──────────────────────────────────────────────────────────────
 
@@ -171,7 +181,7 @@ def run_with_job_context(work: Callable[[], T], *, job_id: Any, timeout_ms: floa
     For code whose jobs come from elsewhere (pg-boss): no lease is involved.
     """
     seconds = None if timeout_ms is None else min(timeout_ms / 1000, MAX_TIMEOUT_SEC)
-    job = JobContext(job_id, deadline=None if seconds is None else time.monotonic() + seconds)
+    job = JobContext(job_id, limit_at=None if seconds is None else time.monotonic() + seconds)
     with job_context(job):
         return work()
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from reconciler.worker.claim import Claim
 from reconciler.worker.context import JobContext
 from reconciler.worker.errors import JobTimeoutError, LeaseLostError, WorkerStoppingError
-from reconciler.worker.finish import end_lease, finish_job, release_job, retry_job
+from reconciler.worker.finish import Ended, end_lease, finish_job, release_job, retry_job
 from reconciler.worker.logs import redact
 from reconciler.worker.retry import RetryDecision
 from reconciler.worker.sdk import Sdk
@@ -42,6 +42,19 @@ class Ending:
     action: Action
     code: str | None = None
     reason: str | None = None
+
+    def fits(self, found: Ended | None) -> bool:
+        """Is what the row says this ending, and not the reaper's verdict on the same run?"""
+        if found is None:
+            return False
+        if self.action is Action.DONE:
+            return found.status == "done"
+        if self.action is Action.FAIL:
+            return found.status == "failed" and found.fail_code == self.code
+        if self.action is Action.RETRY:
+            return found.status in ("queued", "failed") and found.fail_code == self.code
+        # A release is due at once; the reaper's requeue always waits.
+        return self.action is Action.RELEASE and found.status == "queued" and not found.delayed
 
 
 def decide_ending(

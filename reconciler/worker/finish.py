@@ -19,6 +19,15 @@ class Retried:
     delay_sec: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a row says of a run that has ended: done, failed or queued (whatever the app's words are)."""
+
+    status: str | None
+    fail_code: str | None
+    delayed: bool
+
+
 @primitive
 def finish_job(
     claim: Claim,
@@ -88,12 +97,12 @@ def end_lease(claim: Claim, *, sdk: Sdk | None = None) -> Steps[None]:
 
 
 @primitive
-def ended_as(claim: Claim, *, sdk: Sdk | None = None) -> Steps[str | None]:
-    """The status this very run ended with, if it ended: for an ending whose answer was lost on the wire."""
+def ended_as(claim: Claim, *, sdk: Sdk | None = None) -> Steps[Ended | None]:
+    """How the row says this very run ended, if it ended: for an ending whose answer was lost on the wire."""
     context = current(sdk)
     params = {"id": str(claim.id), "attempt": claim.attempt}
     rows = yield Query(claim.table, compose(context.spec(claim.table), "ended_as"), params)
-    return rows[0][0] if rows else None
+    return Ended(*rows[0]) if rows else None
 
 
 def _text(key: str, value: object) -> str | None:

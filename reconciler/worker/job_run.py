@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import psycopg
 
 from reconciler.errors import ReaperError
-from reconciler.worker import handlers
+from reconciler.worker import handlers, metrics
 from reconciler.worker.beat import heartbeat_job, set_stage
+from reconciler.worker.budget import Budget
 from reconciler.worker.claim import Claim
 from reconciler.worker.context import JobContext, job_context
 from reconciler.worker.ending import Action, Classify, Ending, decide_ending, write_ending
-from reconciler.worker.errors import LeaseLostError, WorkerStoppingError
+from reconciler.worker.errors import JobTimeoutError, LeaseLostError, WorkerStoppingError
 from reconciler.worker.events import ABORTED_SHUTDOWN, emit_event, job_row
 from reconciler.worker.finish import ended_as
 from reconciler.worker.handlers import Handler
@@ -29,6 +30,7 @@ from reconciler.worker.session import LOST_CONNECTION, Connection, Sessions
 
 T = TypeVar("T")
 MAX_PAUSE_SEC = 5.0
+EVENT_LIMIT_SEC = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,9 @@ class RunServices:
         sent_at = time.monotonic()
         claim = self._fenced(job, lambda conn, held: set_stage(conn, held, stage, sdk=self.sdk, **options))
         job.claim = claim
+        if job.budget is not None:
+            job.budget_at = job.budget.enter(stage, sent_at)
+            self.keeper.rebudget(claim, job.budget_at)
         self.keeper.staged(claim, sent_at)
 
     def emit(
@@ -129,14 +134,17 @@ class JobRun:
         handler: Handler,
         services: RunServices,
         sent_at: float,
-        budget_sec: float | None,
+        budget: Budget,
     ) -> None:
         self._handler = handler
         self._services = services
         self._work: asyncio.Future[BaseException | None] | None = None
+        self._event: asyncio.Task[None] | None = None
+        budget_sec = None if budget.ends_at is None else budget.ends_at - sent_at
         self.job = JobContext(
             claim.id,
-            deadline=None if budget_sec is None else sent_at + budget_sec,
+            budget_at=budget.ends_at,
+            budget=budget,
             claim=claim,
             services=services,
         )
@@ -170,6 +178,8 @@ class JobRun:
                 keeper.ending(self.claim)
             else:
                 ending = await self._handled()
+            if self._event is not None:
+                await asyncio.wait({self._event})  # a release would end the fence it is written under
             became = await self._write(ending)
         finally:
             keeper.drop(self.claim)
@@ -202,15 +212,28 @@ class JobRun:
         )
 
     async def abort(self) -> None:
-        """The worker leaves before this job is done: say so, change no status, tell the handler to stop."""
+        """The worker leaves before this job is done: tell the handler, write the event, change no status."""
+        if self.job.reason is None:
+            self._event = asyncio.create_task(self._tell_aborted())
+        self.cancel(WorkerStoppingError())
+        if self._event is not None:
+            await asyncio.wait({self._event})
+
+    async def _tell_aborted(self) -> None:
+        """Bounded on both sides of the wire: no handler and no ending may wait long for an event."""
+        claim, sdk = self.claim, self._services.sdk
+
+        def emit(conn: Connection) -> None:
+            with conn.transaction():
+                limit = str(int(EVENT_LIMIT_SEC * 1000))
+                conn.execute("SELECT set_config('statement_timeout', %s, true)", (limit,))
+                emit_event(conn, claim, ABORTED_SHUTDOWN, sdk=sdk)
+
         try:
-            if self.job.reason is None:
-                claim, sdk = self.claim, self._services.sdk
-                await self._services.off_loop(lambda conn: emit_event(conn, claim, ABORTED_SHUTDOWN, sdk=sdk))
-        except (psycopg.Error, ReaperError) as error:
+            async with asyncio.timeout(EVENT_LIMIT_SEC * 1.5):
+                await self._services.off_loop(emit)
+        except (psycopg.Error, ReaperError, TimeoutError) as error:
             _log.warning("event not written", extra={"type": ABORTED_SHUTDOWN, "error": str(error).strip()})
-        finally:
-            self.cancel(WorkerStoppingError())
 
     @staticmethod
     async def _outcome(work: asyncio.Future[BaseException | None]) -> BaseException | None:
@@ -235,8 +258,9 @@ class JobRun:
                     )  # type: ignore[misc]
                 )
             except LeaseLostError:
-                if answer_lost and await self._ended_by_us():
+                if answer_lost and await self._ended_by_us(ending):
                     return "ended, though the answer was lost"
+                self._count_lost()
                 return "lost: another run owns it"
             except LOST_CONNECTION as error:
                 if not answer_lost:
@@ -255,9 +279,14 @@ class JobRun:
                     else Ending(Action.END_LEASE, ending.code)
                 )
 
-    async def _ended_by_us(self) -> bool:
+    async def _ended_by_us(self, ending: Ending) -> bool:
         try:
             claim, sdk = self.claim, self._services.sdk
-            return await self._services.off_loop(lambda conn: ended_as(conn, claim, sdk=sdk)) is not None
+            return ending.fits(await self._services.off_loop(lambda conn: ended_as(conn, claim, sdk=sdk)))
         except (psycopg.Error, ReaperError):
             return False
+
+    def _count_lost(self) -> None:
+        """A run that was beaten to its end and yet reaped. What the keeper cancelled, it has counted."""
+        if not isinstance(self.job.reason, LeaseLostError | JobTimeoutError):
+            metrics.LEASES_LOST.add(1, reason="fenced")

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from reconciler.worker import metrics
 from reconciler.worker.beat_process import ProcessBeater
 from reconciler.worker.beater import Beater
+from reconciler.worker.budget import Budgets
 from reconciler.worker.claim import Claim
 from reconciler.worker.dispatch import Dispatcher
 from reconciler.worker.ending import Classify
@@ -86,7 +87,7 @@ class Worker:
         self._listen = listen
         self._poll_sec = poll_sec
         self._heartbeat = heartbeat
-        self._max_runtime = max_runtime
+        self._budgets = Budgets(max_runtime)
         self._shutdown_timeout_sec = shutdown_timeout_sec
         self._release_on_stop = on_shutdown == "release"
         self._classify = classify
@@ -215,7 +216,9 @@ class Worker:
         _log.info("worker started", extra={"holder": self.worker_id, "concurrency": self.concurrency})
 
         def hold(claim: Claim, sent_at: float) -> JobRun:
-            return JobRun(claim, self.routes.find(claim), services, sent_at, self._budget_sec(claim))
+            return JobRun(
+                claim, self.routes.find(claim), services, sent_at, self._budgets.begin(claim, sent_at)
+            )
 
         def begin(run: JobRun) -> None:
             if self._stopping.is_set():  # claimed too late: given back, never begun
@@ -300,12 +303,6 @@ class Worker:
             task.cancel()
         services.cut()
         await asyncio.gather(*stuck, return_exceptions=True)
-
-    def _budget_sec(self, claim: Claim) -> float | None:
-        limits = self._max_runtime
-        if limits is None or isinstance(limits, int | float):
-            return limits
-        return limits.get(claim.stage or "", limits.get(claim.table))
 
 
 def _check(key: str, value: object, holds: bool, allowed: str) -> None:

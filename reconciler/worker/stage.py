@@ -54,16 +54,16 @@ class with_stage(ContextDecorator):  # noqa: N801 - the document's own word, use
             if error is None:
                 job.check()
         finally:
-            job.deadline = self._outer
+            job.limit_at = self._outer
 
     async def __aenter__(self) -> JobContext:
         job = self._job()
         job.check()
         await asyncio.to_thread(job.set_stage, self._stage, **self._options)
         self._begin(job)
-        if job.deadline is not None:
+        if job.limit_at is not None:
             # An await that hangs never comes to a check: the loop's own clock ends it.
-            self._clock = asyncio.timeout(max(0.0, job.deadline - time.monotonic()))
+            self._clock = asyncio.timeout(max(0.0, job.limit_at - time.monotonic()))
             await self._clock.__aenter__()
         return job
 
@@ -79,7 +79,7 @@ class with_stage(ContextDecorator):  # noqa: N801 - the document's own word, use
         except TimeoutError as expired:
             raise JobTimeoutError(f"stage {self._stage} ran past its time") from expired
         finally:
-            job.deadline = self._outer
+            job.limit_at = self._outer
 
     def __call__(self, func: F) -> F:
         if not iscoroutinefunction(func):
@@ -97,7 +97,7 @@ class with_stage(ContextDecorator):  # noqa: N801 - the document's own word, use
         return with_stage(self._stage, timeout=self._timeout, **self._options)  # type: ignore[arg-type]
 
     def _begin(self, job: JobContext) -> None:
-        self._outer = job.deadline
+        self._outer = job.limit_at
         if self._timeout is not None:
             job.limit(self._timeout)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
-from reconciler.worker import JobContext, Worker
+import pytest
+
+from reconciler.worker import JobContext, Worker, with_stage
 from tests.factories import a_queued_job, the_job
 from tests.postgres import Connection
 from tests.worker_fleet import eventually, one, running, status_of
@@ -35,3 +39,42 @@ def test_a_cancelled_job_cannot_extend_its_own_lease(dsn: str, conn: Connection)
     assert refused == ["JobTimeoutError"] * 3
     assert the_job(conn, job_id)["fail_code"] == "JOB_TIMEOUT"
     assert one(conn, "select count(*) from job_events") == 0
+
+
+@pytest.mark.parametrize("heartbeat", ["thread", "process"])
+def test_max_runtime_follows_the_stage_that_the_run_enters(
+    dsn: str, conn: Connection, heartbeat: Any
+) -> None:
+    job_id = a_queued_job(conn)
+    told = threading.Event()
+
+    def handle(job: JobContext) -> None:
+        with with_stage("clip"):
+            assert job.remaining(None) <= 0.5
+            if job.cancelled.wait(8):
+                told.set()
+
+    limits = {"clip": 0.5, "jobs": 3600}
+    with running(a_worker(dsn, handle, max_runtime=limits, heartbeat=heartbeat)):
+        eventually(lambda: status_of(conn, job_id) == "failed", timeout=9)
+    assert told.is_set()
+    assert the_job(conn, job_id)["fail_code"] == "JOB_TIMEOUT"
+
+
+def test_a_stage_with_a_longer_budget_gives_the_run_that_time(dsn: str, conn: Connection) -> None:
+    job_id = a_queued_job(conn, stage="clip")
+    left: list[float] = []
+
+    def handle(job: JobContext) -> None:
+        first = job.budget_at
+        assert first is not None
+        job.set_stage("asr")
+        left.append(job.remaining(None))
+        # Past the first stage's end, and not cancelled.
+        assert not job.cancelled.wait(max(0.0, first - time.monotonic()) + 0.3)
+        job.set_stage("clip")
+
+    with running(a_worker(dsn, handle, max_runtime={"clip": 1.0, "asr": 600})):
+        eventually(lambda: status_of(conn, job_id) == "failed", timeout=9)
+    assert left[0] > 500
+    assert the_job(conn, job_id)["fail_code"] == "JOB_TIMEOUT", "entering a stage again buys no time"

@@ -33,7 +33,7 @@ from reconciler.worker import (
     retry_job,
     set_stage,
 )
-from reconciler.worker.finish import ended_as
+from reconciler.worker.finish import Ended, ended_as
 from tests.factories import a_queued_job, the_job
 from tests.postgres import Connection
 
@@ -370,7 +370,7 @@ def test_finish_clears_the_lock_fields_and_says_done(conn: Connection) -> None:
     assert row["status"] == "done"
     assert row["attempt_count"] == 1
     assert_not_held(row)
-    assert ended_as(conn, claim) == "done"
+    assert ended_as(conn, claim) == Ended("done", None, delayed=False)
 
 
 def test_finish_without_success_always_fails_with_code_and_reason(conn: Connection) -> None:

@@ -67,7 +67,7 @@ def test_a_call_gets_what_is_left_of_the_budget_but_never_more_than_its_cap() ->
     assert run_with_job_context(remaining, job_id=1, timeout_ms=3_600_000) == 180
     assert 9 < run_with_job_context(remaining, job_id=1, timeout_ms=10_000) <= 10
     assert run_with_job_context(lambda: remaining(cap=None), job_id=1, timeout_ms=10**9) <= 20 * 60
-    job = JobContext(1, deadline=time.monotonic() - 5)
+    job = JobContext(1, limit_at=time.monotonic() - 5)
     assert job.remaining() == 0
 
 
