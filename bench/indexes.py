@@ -16,7 +16,9 @@ from reconciler.migrate import Heartbeats
 from reconciler.worker import Claim, Sdk, heartbeat_batch
 
 FINISHED, LIVE = 1_000_000, 10_000
-JOBS_OF_A_WORKER = 20
+TOGETHER = (20, 500)
+"""Jobs beaten by one statement: a small worker, whose beat is mostly the commit, and a large one."""
+
 SDK = Sdk()
 
 
@@ -26,40 +28,53 @@ def measure(stand: Stand) -> Result:
     for name in databases.values():
         with stand.connect(name) as conn:
             conn.execute("CHECKPOINT")
-    beats: dict[Heartbeats, dict[str, list[float]]] = {one: {"ms": [], "hot": [], "wal": []} for one in SETS}
+    beats: dict[tuple[Heartbeats, int], dict[str, list[float]]] = {
+        (heartbeats, jobs): {"ms": [], "hot": [], "wal": []} for heartbeats in SETS for jobs in TOGETHER
+    }
     for warm in [True] + [False] * stand.times(9):
-        for heartbeats, name in databases.items():
-            with stand.connect(name) as conn:
-                taken = _round(conn, _claims(conn))
+        for (heartbeats, jobs), kept in beats.items():
+            with stand.connect(databases[heartbeats]) as conn:
+                taken = _round(conn, _claims(conn), jobs)
                 if not warm:
                     for key, value in taken.items():
-                        beats[heartbeats][key].append(value)
+                        kept[key].append(value)
                 # What autovacuum does between two rounds of a fleet that beats every 15 seconds.
                 conn.execute("VACUUM jobs")
     scans = {heartbeats: survey(stand, name).execution_ms for heartbeats, name in databases.items()}
     for name in databases.values():
         stand.drop(name)
+    small, large = TOGETHER
     facts: dict[str, Any] = {
         heartbeats: {
-            "beat_us": round(middle(beats[heartbeats]["ms"]) * 1000, 1),
-            "hot_share": round(middle(beats[heartbeats]["hot"]), 3),
-            "wal_bytes_per_beat": round(middle(beats[heartbeats]["wal"])),
+            "beat_us": {
+                str(jobs): round(middle(beats[heartbeats, jobs]["ms"]) * 1000, 1) for jobs in TOGETHER
+            },
+            "hot_share": round(middle(beats[heartbeats, large]["hot"]), 3),
+            "wal_bytes_per_beat": round(middle(beats[heartbeats, large]["wal"])),
             "idle_scan_ms": round(scans[heartbeats], 3),
         }
         for heartbeats in SETS
     }
-    facts["default_beat_of_hot"] = round(
-        middle(slow / fast for slow, fast in zip(beats["default"]["ms"], beats["hot"]["ms"], strict=True)),
-        2,
-    )
+    facts["default_beat_of_hot"] = {
+        str(jobs): round(
+            middle(
+                slow / fast
+                for slow, fast in zip(beats["default", jobs]["ms"], beats["hot", jobs]["ms"], strict=True)
+            ),
+            2,
+        )
+        for jobs in TOGETHER
+    }
+    ratios = facts["default_beat_of_hot"]
     return Result(
         name="indexes",
         title=f"{stand.rows(LIVE) // 2:,} running and {stand.rows(FINISHED) // 2:,} finished jobs in a table",
-        header=("indexes", "beat µs", "HOT", "WAL bytes a beat", "idle scan ms"),
+        header=("indexes", f"beat µs, by {small}", f"by {large}", "HOT", "WAL bytes a beat", "idle scan ms"),
         rows=[
             (
                 heartbeats,
-                f"{facts[heartbeats]['beat_us']:.0f}",
+                f"{facts[heartbeats]['beat_us'][str(small)]:.0f}",
+                f"{facts[heartbeats]['beat_us'][str(large)]:.0f}",
                 f"{facts[heartbeats]['hot_share']:.0%}",
                 f"{facts[heartbeats]['wal_bytes_per_beat']:,}",
                 f"{facts[heartbeats]['idle_scan_ms']:.2f}",
@@ -68,8 +83,8 @@ def measure(stand: Stand) -> Result:
         ],
         facts=facts,
         notes=(
-            f"Beats of {JOBS_OF_A_WORKER} jobs in one statement, as a worker sends them, on one connection;",
-            f"with the default indexes a beat takes {facts['default_beat_of_hot']:.2f} times as long.",
+            f"Beats of {small} and of {large} jobs in one statement; with the default indexes a beat",
+            f"takes {ratios[str(small)]:.2f} and {ratios[str(large)]:.2f} times as long.",
         ),
     )
 
@@ -92,12 +107,12 @@ def _claims(conn: Connection) -> list[Claim]:
     ]
 
 
-def _round(conn: Connection, claims: list[Claim]) -> dict[str, float]:
+def _round(conn: Connection, claims: list[Claim], together: int) -> dict[str, float]:
     """Beat every job once; per beat: milliseconds, share of HOT updates, bytes of WAL."""
     updates, hot, wal = _counters(conn)
     began = time.perf_counter()
-    for first in range(0, len(claims), JOBS_OF_A_WORKER):
-        held = claims[first : first + JOBS_OF_A_WORKER]
+    for first in range(0, len(claims), together):
+        held = claims[first : first + together]
         beaten = heartbeat_batch(conn, held, sdk=SDK).beaten
         if len(beaten) != len(held):
             raise AssertionError(f"only {len(beaten)} of {len(held)} jobs were beaten")
