@@ -16,23 +16,27 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from reconciler.worker import metrics
 from reconciler.worker.beater import Beater
+from reconciler.worker.child_keeper import ChildKeeper
 from reconciler.worker.claim import Claim
 from reconciler.worker.keeper import Keeper
+from reconciler.worker.news import News, as_row
 from reconciler.worker.sdk import Sdk
 
 CATCH_UP_SEC = 0.2
 CATCH_UP_LOOKS = 5
+COMMAND = (sys.executable, "-m", "reconciler.worker.beat_process")
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +57,7 @@ class ProcessBeater:
         self._dsn = dsn
         self._on_ready = on_ready
         self._child_ready = False
+        self._puzzled = False
         self._keeper = keeper
         self._sdk = sdk
         self._child: subprocess.Popen[str] | None = None
@@ -64,13 +69,19 @@ class ProcessBeater:
 
     def start(self) -> None:
         """Start the child."""
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "reconciler.worker.beat_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the parent to judge
-        )
+        # Inherited: not even while it starts may the child end by a signal that its parent answers politely.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE_SIGNALS)
+        try:
+            self._child = subprocess.Popen(  # noqa: S603 - our own module
+                COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # a Ctrl-C in the terminal is for the parent to judge
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         setup = base64.b64encode(pickle.dumps((self._dsn, self._sdk.plain()))).decode("ascii")
         self._tell({"setup": setup})
         self._reader = threading.Thread(target=self._listen, name="job-reaper-beats", daemon=True)
@@ -84,8 +95,8 @@ class ProcessBeater:
         # Under one lock: of two changes at once, the later list must also be told later.
         with self._told:
             jobs = [
-                {"claim": {**asdict(claim), "id": str(claim.id)}, "budget_at": budget_at}
-                for claim, budget_at in self._keeper.schedule()
+                {"claim": as_row(claim), "sent_at": sent_at, "budget_at": budget_at}
+                for claim, sent_at, budget_at in self._keeper.schedule()
             ]
             self._tell({"jobs": jobs})
 
@@ -148,17 +159,37 @@ class ProcessBeater:
         child = self._child
         assert child is not None
         assert child.stdout is not None
-        for line in child.stdout:
+        try:
+            for line in child.stdout:
+                self._understand(line)
+        finally:
+            if not self._stopping.is_set():
+                self._fall_back(child)
+
+    def _understand(self, line: str) -> None:
+        try:
             self._hear(json.loads(line))
-        if not self._stopping.is_set():
-            _log.error("the beating process died; beating from a thread")
-            self._fallback = Beater(self._dsn, self._keeper, self._sdk, on_ready=self._on_ready)
-            self._fallback.start()
-            self._fallback.poke()
+        except Exception as error:  # noqa: BLE001 - something printed there must not end the beats; logged
+            if not self._puzzled:
+                _log.warning("the beating process says odd things", extra={"error": str(error)})
+            self._puzzled = True
+
+    def _fall_back(self, child: subprocess.Popen[str]) -> None:
+        _log.error("the beating process died; beating from a thread")
+        self._child_ready = False
+        child.kill()  # should it be alive all the same: nobody hears it any more
+        beater = Beater(self._dsn, self._keeper, self._sdk, on_ready=self._on_ready)
+        while not self._stopping.is_set():
+            try:
+                beater.start()
+            except RuntimeError:  # no thread to be had just now
+                self._stopping.wait(1)
+            else:
+                self._fallback = beater
+                beater.poke()
+                return
 
     def _hear(self, news: dict[str, Any]) -> None:
-        if "echo" in news:
-            self._echo.set()
         if "ready" in news:
             self._child_ready = news["ready"]
             self._on_ready(self._child_ready)
@@ -170,54 +201,11 @@ class ProcessBeater:
         for row in news.get("lost", ()):
             claim = Claim(**row)
             self._keeper.lost(claim, claim.lost(), "fenced")
+        if "echo" in news:  # last: it says that all before it was heard
+            self._echo.set()
 
 
 # ── the child ───────────────────────────────────────────────────────────────────────────────────────
-
-
-class _ChildKeeper(Keeper):
-    """Holds what the parent holds, cancels nothing, and reports instead."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._jobs: dict[Any, tuple[Claim, float | None]] = {}
-        self._mine = threading.Lock()
-
-    def take_over(self, jobs: list[dict[str, Any]]) -> None:
-        now_held = {}
-        for job in jobs:
-            claim = Claim(**job["claim"])
-            now_held[claim.key] = (claim, job["budget_at"])
-        with self._mine:
-            self._jobs = now_held
-
-    def claims(self) -> list[Claim]:
-        now = time.monotonic()
-        with self._mine:
-            return [claim for claim, budget_at in self._jobs.values() if budget_at is None or now < budget_at]
-
-    def shortest_lease_sec(self) -> float | None:
-        return min((claim.lease_sec for claim in self.claims() if claim.lease_sec is not None), default=None)
-
-    def sec_to_fence(self, claim: Claim) -> float:
-        return max(1.0, (claim.lease_sec or 0.0) / 2)
-
-    def renewed(self, claim: Claim, sent_at: float) -> None:
-        _say({"renewed": [{"claim": {**asdict(claim), "id": str(claim.id)}, "sent_at": sent_at}]})
-
-    def lost(self, claim: Claim, error: BaseException, reason: str) -> None:
-        with self._mine:
-            self._jobs.pop(claim.key, None)
-        _say({"lost": [{**asdict(claim), "id": str(claim.id)}]})
-
-
-_saying = threading.Lock()
-
-
-def _say(news: dict[str, Any]) -> None:
-    with _saying, contextlib.suppress(OSError):  # a dead parent is noticed on standard input
-        sys.stdout.write(json.dumps(news) + "\n")
-        sys.stdout.flush()
 
 
 def _parent_runs(parent: int) -> bool:
@@ -233,35 +221,38 @@ def _parent_runs(parent: int) -> bool:
 
 def main() -> None:
     """The child: beat what standard input says, until it ends."""
+    for number in LEAVE_SIGNALS:  # the parent drains its jobs, and they must be beaten until then
+        signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     dsn, sdk = pickle.loads(base64.b64decode(json.loads(sys.stdin.readline())["setup"]))  # noqa: S301 - our own parent's pipe
-    keeper = _ChildKeeper()
-    beater = Beater(
-        dsn,
-        keeper,
-        sdk,
-        may_beat=lambda: _parent_runs(parent),
-        on_ready=lambda ready: _say({"ready": ready}),
-    )
+    news = News(_print)
+    news.start()
+    keeper = ChildKeeper(news)
+    beater = Beater(dsn, keeper, sdk, may_beat=lambda: _parent_runs(parent), on_ready=news.ready)
     beater.start()
-    threading.Thread(target=_report_counts, daemon=True).start()
+    threading.Thread(target=_report_counts, args=(news,), daemon=True).start()
     for line in sys.stdin:
         message = json.loads(line)
         if "echo" in message:
-            _say({"echo": True})
+            news.echo()
         else:
             keeper.take_over(message["jobs"])
             beater.poke()
     os._exit(0)  # at once: nothing of ours may beat for a parent that is gone
 
 
-def _report_counts() -> None:
+def _print(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def _report_counts(news: News) -> None:
     told = (0.0, 0.0)
     while True:
         time.sleep(1)
         now = (metrics.HEARTBEATS.value(), metrics.HEARTBEAT_FAILURES.value())
         if now != told:
-            _say({"beats": now[0] - told[0], "failures": now[1] - told[1]})
+            news.counted(now[0] - told[0], now[1] - told[1])
             told = now
 
 

@@ -1,7 +1,7 @@
 """Beater: the thread that beats all held jobs, on a connection of its own.
 
-One UPDATE per table and round. A row that somebody locks is skipped there and handed to a waiter, which
-stands in that row's lock queue for as long as the job's lease allows; the others never wait for it.
+One UPDATE per table and round. A row that somebody locks is skipped there and handed to a waiter
+(waiters.py), which stands in that row's lock queue; the others never wait for it.
 Neither a busy event loop nor a busy handler thread stops the beats; code that holds the GIL for long does,
 and for that the same thread can live in a process of its own (beat_process.py).
 """
@@ -25,8 +25,8 @@ from reconciler.worker.errors import LeaseLostError
 from reconciler.worker.keeper import Keeper, Key
 from reconciler.worker.sdk import Sdk
 from reconciler.worker.session import LOST_CONNECTION, Session
+from reconciler.worker.waiters import Waiters
 
-MAX_WAITERS = 4
 MIN_PAUSE_SEC = 0.25
 _log = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ class Beater:
         self._stopping = threading.Event()
         self._failures = 0
         self._refused: set[Key] = set()
-        self._waiters: dict[Key, Session] = {}
-        self._waiting = threading.Lock()
+        self._waiters = Waiters(dsn, keeper, sdk)
         self._thread = threading.Thread(target=self._run, name="job-reaper-beater", daemon=True)
 
     def start(self) -> None:
@@ -71,9 +70,7 @@ class Beater:
         self._stopping.set()
         self._wake.set()
         self._session.cut()
-        with self._waiting:
-            for session in self._waiters.values():
-                session.cut()
+        self._waiters.stop()
         self._thread.join(5)
         self._session.close()
 
@@ -189,8 +186,7 @@ class Beater:
             self._keeper.renewed(claim, sent_at)
         for claim in beats.lost:
             self._keeper.lost(claim, claim.lost(), "fenced")
-        for claim in beats.busy:
-            self._wait_for(claim)
+        self._waiters.hand_over(beats.busy, (*beats.beaten, *beats.lost))
 
     def _answered(self) -> None:
         if self._failures:
@@ -224,38 +220,3 @@ class Beater:
 
     def _limit_sec(self) -> float:
         return max(1.0, self.interval_sec())
-
-    # ── rows that somebody locks ────────────────────────────────────────────────────────────────────
-
-    def _wait_for(self, claim: Claim) -> None:
-        with self._waiting:
-            if claim.key in self._waiters or len(self._waiters) >= MAX_WAITERS or self._stopping.is_set():
-                return  # the next round hands it over again
-            session = self._waiters[claim.key] = Session(self._dsn, "beat, waiting for a row")
-        threading.Thread(
-            target=self._beat_singly, args=(claim, session), name="job-reaper-waiter", daemon=True
-        ).start()
-
-    def _beat_singly(self, claim: Claim, session: Session) -> None:
-        sent_at = time.monotonic()
-        patience = self._keeper.sec_to_fence(claim)
-        try:
-            renewed = session.transact(
-                lambda conn: heartbeat_job(conn, claim, sdk=self._sdk),
-                timeout_sec=patience + 1,
-                lock_timeout_sec=patience,
-            )
-            self._keeper.renewed(renewed, sent_at)
-        except LeaseLostError as error:
-            self._keeper.lost(claim, error, "fenced")
-        except (psycopg.Error, ReaperError, OSError) as error:
-            if not self._stopping.is_set():
-                metrics.HEARTBEAT_FAILURES.add(1)
-                _log.warning(
-                    "heartbeat of a locked row failed",
-                    extra={"job_id": str(claim.id), "table": claim.table, "error": str(error).strip()},
-                )
-        finally:
-            session.close()
-            with self._waiting:
-                self._waiters.pop(claim.key, None)

@@ -76,7 +76,7 @@ class Keeper:
             claim,
             cancel,
             sent_at,
-            _fence_at(claim, sent_at),
+            fence_at(claim, sent_at),
             None if budget_sec is None else sent_at + budget_sec,
         )
         with self._changed:
@@ -91,7 +91,7 @@ class Keeper:
             # A beat that was sent before a change of stage knows only the old stage's lease.
             if held is not None and sent_at > held.sent_at:
                 held.sent_at = sent_at
-                held.fence_at = _fence_at(claim, sent_at)
+                held.fence_at = fence_at(claim, sent_at)
                 if held.claim.lease_by_stage:
                     held.claim = replace(held.claim, lease_sec=claim.lease_sec)
                 self._changed.notify_all()
@@ -103,7 +103,7 @@ class Keeper:
             if held is not None:
                 held.claim = claim
                 held.sent_at = sent_at
-                held.fence_at = _fence_at(claim, sent_at)
+                held.fence_at = fence_at(claim, sent_at)
                 self._changed.notify_all()
         self._on_change()
 
@@ -137,10 +137,14 @@ class Keeper:
         with self._changed:
             return [held.claim for held in self._held.values() if not held.cancelled]
 
-    def schedule(self) -> list[tuple[Claim, float | None]]:
-        """The same with each budget's end, which a beating process must know by itself."""
+    def schedule(self) -> list[tuple[Claim, float, float | None]]:
+        """The same with each lease's begin and budget's end, which a beating process must know by itself."""
         with self._changed:
-            return [(held.claim, held.budget_at) for held in self._held.values() if not held.cancelled]
+            return [
+                (held.claim, held.sent_at, held.budget_at)
+                for held in self._held.values()
+                if not held.cancelled
+            ]
 
     def sec_to_fence(self, claim: Claim) -> float:
         """How long this job may still wait for its beat."""
@@ -201,7 +205,8 @@ class Keeper:
         held.cancel(error)
 
 
-def _fence_at(claim: Claim, sent_at: float) -> float:
+def fence_at(claim: Claim, sent_at: float) -> float:
+    """When the worker must give this job up, if no later beat is confirmed."""
     lease_sec = claim.lease_sec or 0.0
     return sent_at + lease_sec - margin_sec(lease_sec)
 
