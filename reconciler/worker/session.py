@@ -32,6 +32,7 @@ LOST_CONNECTION = (
 
 
 LIMIT_SEC = 60.0
+SHORT_SEC = 20.0
 
 
 class _Guard:
@@ -160,9 +161,13 @@ class Sessions:
             self._free.put(session)
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Do `work` on a free session; waits while all are in use."""
+        """Do `work` on a free session, in one transaction; waits while all are in use.
+
+        The server ends what takes too long: one that we only stopped listening to would go on waiting for its
+        row, one more with every try, and might even end the job after we asked again.
+        """
         with self._borrowed() as session:
-            return session.run(work)
+            return session.transact(work, timeout_sec=SHORT_SEC, lock_timeout_sec=SHORT_SEC / 2)
 
     @contextmanager
     def _borrowed(self) -> Iterator[Session]:

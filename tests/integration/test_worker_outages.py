@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from reconciler.worker import JobContext, Worker, beater
+from reconciler.worker import JobContext, Worker, beater, job_run, session
 from reconciler.worker import metrics as counted
 from reconciler.worker.beat import heartbeat_batch
 from tests.factories import a_queued_job, the_job
@@ -210,3 +210,35 @@ def test_a_worker_without_a_connection_to_beat_with_claims_nothing(
         conn.execute(f"drop owned by {role}; drop role {role}".encode())
     assert one(conn, "select bool_and(attempt_count = 1) from jobs")
     assert counted.LEASES_LOST.value(reason="self_fenced") == lost
+
+
+# ── an ending whose row is locked ───────────────────────────────────────────────────────────────────
+
+
+def test_an_ending_on_a_locked_row_leaves_no_waiting_backends_behind(
+    dsn: str, conn: Connection, other_conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SHORT_SEC", 0.6)
+    tries: list[int] = []
+    write = job_run.write_ending  # type: ignore[attr-defined]
+
+    def counting(*args: Any) -> str:
+        tries.append(1)
+        return str(write(*args))
+
+    monkeypatch.setattr(job_run, "write_ending", counting)
+    let_go = threading.Event()
+    job = a_queued_job(conn)
+    endings = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and application_name = 'job-reaper endings' and wait_event_type = 'Lock'"
+    )
+    with running(a_worker(dsn, lambda _: let_go.wait(30), concurrency=4)):
+        eventually(lambda: status_of(conn, job) == "processing")
+        with other_conn.transaction():
+            other_conn.execute("select from jobs for update")
+            let_go.set()
+            eventually(lambda: len(tries) >= 4, timeout=9)
+            assert one(conn, endings) <= 1
+        eventually(lambda: status_of(conn, job) == "done", timeout=8)
+    assert the_job(conn, job)["attempt_count"] == 1
