@@ -58,6 +58,7 @@ __all__ = [
     "set_stage",
     "set_up_logging",
     "timeout_for",
+    "to_thread",
     "with_stage",
     "worker_identity",
 ]
@@ -80,6 +81,7 @@ _LATE = {
     "run_with_job_context": "context",
     "set_up_logging": "logs",
     "timeout_for": "context",
+    "to_thread": "handlers",
     "with_stage": "stage",
     "worker_identity": "identity",
 }
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
         timeout_for,
     )
     from reconciler.worker.events import emit_event, job_row
+    from reconciler.worker.handlers import to_thread
     from reconciler.worker.identity import worker_identity
     from reconciler.worker.logs import set_up_logging
     from reconciler.worker.output import already_published, publish

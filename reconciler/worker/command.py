@@ -2,7 +2,7 @@
 
 A handler that waits for ffmpeg does not look at its context; this does, twenty times a second, so that a
 lost lease, a used-up budget or a shutdown reaches the program too. It runs in a process group of its own:
-what it started ends with it.
+what it started ends with it, also when the program itself ended well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import IO
 
 from reconciler.worker.context import JobContext
 from reconciler.worker.errors import JobError
@@ -34,7 +36,7 @@ def run_command(
     Raises what `job.check()` raises when the job must stop, and JobError(code) with the end of the
     program's messages when it fails.
     """
-    with subprocess.Popen(  # noqa: S603 - a list, no shell
+    program = subprocess.Popen(  # noqa: S603 - a list, no shell
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -42,37 +44,41 @@ def run_command(
         text=True,
         errors="replace",
         start_new_session=True,
-    ) as program:
-        messages: list[str] = []
-        broke: list[BaseException] = []
-        readers = [
-            threading.Thread(target=_read, args=(program.stdout, on_line, broke), daemon=True),
-            threading.Thread(target=_read, args=(program.stderr, messages.append, broke), daemon=True),
-        ]
-        for reader in readers:
-            reader.start()
-        try:
-            while program.poll() is None:
-                job.check()
-                _raise_first(broke)
-                job.cancelled.wait(POLL_SEC)
-        except BaseException:
-            _end(program)
-            raise
-        finally:
-            for reader in readers:
-                reader.join(GRACE_SEC)
-        _raise_first(broke)
-        if program.returncode != 0:
-            said = "".join(messages)[-TAIL_CHARS:].strip()
-            raise JobError(code, f"{command[0]} ended with {program.returncode}: {said}")
-
-
-def _read(pipe: object, take: Callable[[str], None] | None, broke: list[BaseException]) -> None:
+    )
+    messages: list[str] = []
+    broke: list[BaseException] = []
+    readers = [
+        threading.Thread(target=_read, args=(program.stdout, on_line, broke), daemon=True),
+        threading.Thread(target=_read, args=(program.stderr, messages.append, broke), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
     try:
-        for line in pipe:  # type: ignore[attr-defined]
-            if take is not None and not broke:
-                take(line)
+        while not _has_ended(program):
+            job.check()
+            _raise_first(broke)
+            job.cancelled.wait(POLL_SEC)
+    except BaseException:
+        _ask_to_end(program)
+        raise
+    finally:
+        # Always, and before the leader is waited for: until then nobody else can get its number.
+        _kill_group(program)
+        program.wait()
+        for reader in readers:
+            reader.join(GRACE_SEC)  # what left the group may hold the pipe; its reader ends with it
+    _raise_first(broke)
+    if program.returncode != 0:
+        said = "".join(messages)[-TAIL_CHARS:].strip()
+        raise JobError(code, f"{command[0]} ended with {program.returncode}: {said}")
+
+
+def _read(pipe: IO[str], take: Callable[[str], None] | None, broke: list[BaseException]) -> None:
+    try:
+        with pipe:
+            for line in pipe:
+                if take is not None and not broke:
+                    take(line)
     except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
         broke.append(error)
 
@@ -82,10 +88,20 @@ def _raise_first(errors: list[BaseException]) -> None:
         raise errors[0]
 
 
-def _end(program: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(program.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            program.wait(GRACE_SEC)
-            return
+def _has_ended(program: subprocess.Popen[str]) -> bool:
+    """Has it ended? Without taking its exit code, so that its number and its group stay ours."""
+    return os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _ask_to_end(program: subprocess.Popen[str]) -> None:
+    """SIGTERM, and time to act on it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGTERM)
+    until = time.monotonic() + GRACE_SEC
+    while not _has_ended(program) and time.monotonic() < until:
+        time.sleep(POLL_SEC)
+
+
+def _kill_group(program: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from reconciler.worker.claim import Claim
 from reconciler.worker.errors import JobTimeoutError
@@ -80,6 +81,8 @@ class JobContext:
     cancelled: Event = field(default_factory=Event)
     reason: BaseException | None = None
     last_percent: float | None = None
+    threads: list[Event] = field(default_factory=list)
+    """The ends of what `to_thread` started for this run."""
 
     @property
     def deadline(self) -> float | None:
@@ -149,7 +152,9 @@ class JobContext:
         from reconciler.worker.output import Scratch  # noqa: PLC0415 - most jobs write no files
 
         assert self.claim is not None
-        return Scratch.of(self._services().scratch_root(), self.claim.id, self.claim.attempt)
+        return Scratch.of(
+            self._services().scratch_root(), self.claim.id, self.claim.attempt, self.claim.table
+        )
 
     def _services(self) -> Services:
         if self.services is None:
@@ -176,14 +181,21 @@ def job_context(job: JobContext) -> Iterator[JobContext]:
 
 
 def run_with_job_context(work: Callable[[], T], *, job_id: Any, timeout_ms: float | None = None) -> T:
-    """Run `work` for a job with a time budget. A coroutine function is run by the caller's `await`.
+    """Run `work` for a job with a time budget. For a coroutine function, await what this gives back.
 
     For code whose jobs come from elsewhere (pg-boss): no lease is involved.
     """
     seconds = None if timeout_ms is None else min(timeout_ms / 1000, MAX_TIMEOUT_SEC)
     job = JobContext(job_id, limit_at=None if seconds is None else time.monotonic() + seconds)
     with job_context(job):
-        return work()
+        result = work()
+    # A coroutine has not run a line yet: its context must be there when it does.
+    return cast(T, _awaited(result, job)) if isawaitable(result) else result
+
+
+async def _awaited(result: Awaitable[T], job: JobContext) -> T:
+    with job_context(job):
+        return await result
 
 
 def check_job_timeout() -> None:

@@ -83,8 +83,9 @@ def decide_ending(
     decision = (
         RetryDecision(False, cause.code) if isinstance(cause, JobTimeoutError) else _judge(cause, classify)
     )
+    code = str(decision.code)  # a rule of the app may answer with a number
     reason = redact(f"{type(cause).__name__}: {_message(cause)}", scratch_root)[:REASON_CHARS]
-    return Ending(Action.RETRY if decision.retryable else Action.FAIL, decision.code, reason)
+    return Ending(Action.RETRY if decision.retryable else Action.FAIL, code, reason)
 
 
 def _judge(error: BaseException, classify: Classify) -> RetryDecision:

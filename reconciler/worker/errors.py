@@ -50,8 +50,12 @@ class JobError(ReaperError):
 
     code = "JOB_FAILED"
 
-    def __init__(self, code: str | None = None, message: str = "", *, retryable: bool | None = None) -> None:
-        super().__init__(message or (code or self.code), code=code)
+    def __init__(
+        self, code: str | int | None = None, message: str = "", *, retryable: bool | None = None
+    ) -> None:
+        # str: an HTTP status is a code too, and fail_code is text. A subclass may say it in its own `code`.
+        word = str(self.code if code is None else code)
+        super().__init__(message or word, code=word)
         self.retryable = retryable
 
 

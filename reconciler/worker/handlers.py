@@ -7,17 +7,20 @@ threads are daemons: a handler that never returns must not keep a worker from le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from reconciler.worker.claim import Claim, check_stage
-from reconciler.worker.context import JobContext, job_context
+from reconciler.worker.context import JobContext, current_job, job_context
 from reconciler.worker.errors import ArgumentError, JobError
 from reconciler.worker.sdk import Sdk
 
+T = TypeVar("T")
+THREAD_POLL_SEC = 0.05
 Handler: TypeAlias = Callable[[JobContext], Any]
 
 
@@ -70,12 +73,54 @@ def start(handler: Handler, job: JobContext) -> asyncio.Future[BaseException | N
 async def _run_async(
     handler: Callable[[JobContext], Awaitable[Any]], job: JobContext
 ) -> BaseException | None:
+    error: BaseException | None = None
     with job_context(job):
         try:
             await handler(job)
-        except BaseException as error:  # noqa: BLE001 - the worker decides about every error
-            return error
-    return None
+        except BaseException as raised:  # noqa: BLE001 - the worker decides about every error
+            error = raised
+    # Not stopped yet: it is beaten on, and whoever waits for it may give up, as for a plain handler.
+    while not all(ended.is_set() for ended in job.threads):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(THREAD_POLL_SEC)
+    return error
+
+
+async def to_thread(func: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """asyncio.to_thread for handlers: the job is not given back before the thread has ended.
+
+    Cancelling an `async` handler ends its await, never a thread. With asyncio.to_thread the worker would
+    believe the work stopped, and release the job or end its lease while it goes on.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+    job = current_job()
+    ended = threading.Event()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(cast(T, result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(func, *args, **kwargs)
+        except BaseException as raised:  # noqa: BLE001 - raised again by the await
+            # A future cannot carry StopIteration.
+            error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
+        ended.set()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, result, error)
+
+    if job is not None:
+        job.threads.append(ended)
+    threading.Thread(target=run, name="job-reaper-to-thread", daemon=True).start()
+    return await future
 
 
 def _run_in_thread(handler: Handler, job: JobContext) -> asyncio.Future[BaseException | None]:

@@ -18,7 +18,14 @@ from typing import Any, TextIO
 from reconciler.worker.context import current_job
 from reconciler.worker.identity import short_id
 
-_PATH = re.compile(r"(?<![\w.:/])(?:file://)?/(?:[\w.@+~%-]+/)*[\w.@+~%-]+")
+# What hides too much is the safe mistake: a path may hold spaces, so words up to a later slash belong to it,
+# and a quoted one ends at its quote. The slashes of https://host/path begin no path; one after a colon does.
+_BEGIN = r"(?:(?<![\w.:/])(?:file:/+|/+)|(?<=:)/(?!/))"
+_PART = r"[^\s/'\"`<>|:;,]+"
+_PATH = re.compile(
+    rf"(?<=')/[^'\n]+(?=')|(?<=\")/[^\"\n]+(?=\")|(?<=`)/[^`\n]+(?=`)"
+    rf"|{_BEGIN}{_PART}(?:(?: {_PART})*/+{_PART})*/*"
+)
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "tag", "taskName"}
 
 
@@ -80,10 +87,17 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(
-    *, form: str = "text", level: str = "INFO", ai_level: str = "WARNING", scratch_root: str | None = None,
+    *, form: str = "text", level: str = "INFO", ai_level: str | None = None, scratch_root: str | None = None,
     stream: TextIO | None = None,
 ) -> None:  # fmt: skip
-    """Send all logs to stderr in one of the two forms; the `AI` tag has a level of its own (AI_LOG_LEVEL)."""
+    """Send all logs to stderr in one of the two forms; the `AI` tag has a level of its own.
+
+    Without `ai_level` that is the setting log.aiLevel, which AI_LOG_LEVEL overrides; "warn" by default.
+    """
+    if ai_level is None:
+        from reconciler.config import load  # noqa: PLC0415 - costs more than the rest of the SDK together
+
+        ai_level = load().ai_log_level
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter(scratch_root) if form == "json" else TextFormatter(scratch_root))
     root = logging.getLogger()

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ from reconciler.worker.events import DONE, UPLOADED
 def safe_name(job_id: Any) -> str:
     """A job id as one path component: no separators, no dots that climb, and different ids stay different."""
     name = quote(str(job_id), safe="-_")
+    if not name.strip("."):
+        name = name.replace(".", "%2E")  # quote() leaves dots alone, and ".." climbs
     if not name or len(name) > 200:
         raise ArgumentError("job_id", job_id, "1 to 200 characters, as a file name")
     return name
@@ -32,18 +35,18 @@ def safe_name(job_id: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """`<root>/jobs/<job>/<attempt>/`, readable by this user alone."""
+    """`<root>/<table>/<job>/<attempt>/`, readable by this user alone. Ids may repeat between tables."""
 
     root: Path
     directory: Path
     name: str
 
     @classmethod
-    def of(cls, root: Path, job_id: Any, attempt: int) -> Scratch:
+    def of(cls, root: Path, job_id: Any, attempt: int, table: str = "jobs") -> Scratch:
         """Make the directory for this run."""
         name = safe_name(job_id)
         root = root.resolve()
-        directory = root / "jobs" / name / str(attempt)
+        directory = root / safe_name(table) / name / str(attempt)
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not directory.resolve().is_relative_to(root):
             # A link planted below the root would lead the work elsewhere.
@@ -83,7 +86,11 @@ class Stored:
 
 
 class Storage(Protocol):
-    """Where results live. Two methods: look, and put in one step."""
+    """Where results live. Two methods: look, and put in one step.
+
+    A storage that can copy first and publish at once may have a third, as FileStorage has: a context manager
+    `prepare(key, path, sha256)` that gives the commit, before which the fence is asked for again.
+    """
 
     def head(self, key: str) -> Stored | None: ...
 
@@ -91,7 +98,7 @@ class Storage(Protocol):
 
 
 class FileStorage:
-    """A directory. `put` renames into place, the checksum lies beside the file."""
+    """A directory. `prepare` copies, its commit renames into place; the checksum lies beside the file."""
 
     def __init__(self, root: Path | str) -> None:
         self._root = Path(root).resolve()
@@ -109,20 +116,29 @@ class FileStorage:
         return Stored(key, size, expected, whole=size > 0 and sha256_of(path) == expected)
 
     def put(self, key: str, path: Path, sha256: str) -> None:
+        with self.prepare(key, path, sha256) as commit:
+            commit()
+
+    @contextlib.contextmanager
+    def prepare(self, key: str, path: Path, sha256: str) -> Iterator[Callable[[], None]]:
+        """Everything that takes time, under names of this run alone; the commit is two renames."""
         target = self._path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The checksum first: a crash in between leaves a file that is not whole, never one that seems so.
-        _write(target.with_name(target.name + ".sha256"), sha256.encode("ascii"))
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".put-", delete=False) as copy:
-            try:
-                with path.open("rb") as source:
-                    shutil.copyfileobj(source, copy)
-                copy.flush()
-                os.fsync(copy.fileno())
-                Path(copy.name).replace(target)
-            except BaseException:
-                Path(copy.name).unlink(missing_ok=True)
-                raise
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".put-") as own:
+            copy, checksum = Path(own, "copy"), Path(own, "sha256")
+            with path.open("rb") as source, copy.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            checksum.write_text(sha256, encoding="ascii")
+
+            def commit() -> None:
+                # The checksum first: a crash in between leaves a file that is not whole, never one that
+                # seems so.
+                checksum.replace(target.with_name(target.name + ".sha256"))
+                copy.replace(target)
+
+            yield commit
 
     def _path(self, key: str) -> Path:
         path = (self._root / key).resolve()
@@ -174,8 +190,15 @@ def publish(job: JobContext, storage: Storage, key: str, path: Path) -> Stored:
     if size == 0:
         raise EmptyOutputError(f"{path.name} is empty")
     digest = sha256_of(path)
-    job.assert_held()  # last: hashing a large file takes long enough to lose a lease
-    storage.put(key, path, digest)
+    # The fence last: hashing and copying a large file take long enough to lose a lease.
+    prepare = getattr(storage, "prepare", None)
+    if prepare is None:
+        job.assert_held()
+        storage.put(key, path, digest)
+    else:
+        with prepare(key, path, digest) as commit:
+            job.assert_held()
+            commit()
     job.emit(UPLOADED, {"key": key, "size": size, "sha256": digest, "skipped": False})
     return Stored(key, size, digest, whole=True)
 
@@ -184,12 +207,6 @@ def sha256_of(path: Path) -> str:
     """The file's checksum, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
 
 
 def _is_not_found(error: Exception) -> bool:

@@ -119,6 +119,32 @@ def test_the_context_travels_through_awaits_and_into_threads_and_not_beyond() ->
     assert seen[-1] is None
 
 
+def test_a_coroutine_keeps_the_context_it_was_made_for() -> None:
+    async def work() -> tuple[object, bool]:
+        await asyncio.sleep(0)
+        job = current_job()
+        return (None if job is None else job.job_id), remaining(None) <= 60
+
+    async def main() -> tuple[object, bool]:
+        return await run_with_job_context(work, job_id="abc", timeout_ms=60_000)
+
+    assert asyncio.run(main()) == ("abc", True)
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(None, 240.0), (60.0, 60.0), (10**6, 1200.0)])
+def test_a_stage_has_the_documents_timeout_and_never_more_than_twenty_minutes(
+    timeout: float | None, seconds: float
+) -> None:
+    class Desk:
+        def set_stage(self, job: JobContext, stage: str, **options: object) -> None: ...
+
+    job = JobContext(1, services=Desk())  # type: ignore[arg-type]
+    with job_context(job):
+        with with_stage("clip", timeout=timeout):
+            assert seconds - 5 < job.remaining(None) <= seconds
+        assert job.remaining(None) == float("inf")
+
+
 def test_a_context_without_a_worker_says_so() -> None:
     with pytest.raises(LookupError, match="belongs to no worker"):
         JobContext(1).emit("x")
@@ -189,6 +215,15 @@ def test_the_ai_tag_has_a_level_of_its_own(stream: io.StringIO) -> None:
     assert "news" in stream.getvalue()
 
 
+def test_ai_log_level_is_read_from_the_environment(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AI_LOG_LEVEL", "info")
+    set_up_logging(stream=stream)
+    logging.getLogger("AI").info("chatter")
+    assert "chatter" in stream.getvalue()
+
+
 def test_json_lines_carry_the_same(stream: io.StringIO) -> None:
     set_up_logging(form="json", stream=stream, scratch_root="/scratch")
     with job_context(JobContext("abc")):
@@ -212,6 +247,13 @@ def test_json_lines_carry_the_same(stream: io.StringIO) -> None:
         ("file:///srv/a", "<path>"),
         ("https://host/path stays", "https://host/path stays"),
         ("3/4 and a/b stay", "3/4 and a/b stay"),
+        ("error:/etc/passwd", "error:<path>"),
+        ("ENOENT: /srv/x: gone", "ENOENT: <path>: gone"),
+        ("in /home/me/My Files/secret.txt", "in <path>"),
+        ("open('/home/me/a secret')", "open('<path>')"),
+        ('"/home/me/my secret"', '"<path>"'),
+        ("//srv//a/b(1)/c", "<path>"),
+        ("https://host:8080/a and s3://bucket/key stay", "https://host:8080/a and s3://bucket/key stay"),
     ],
 )
 def test_logs_do_not_expose_file_paths_outside_the_scratch_root(text: str, shown: str) -> None:

@@ -99,6 +99,20 @@ def test_different_jobs_never_share_a_name(one: str, two: str) -> None:
     assert (names[0] == names[1]) == (one == two)
 
 
+@pytest.mark.parametrize("job_id", [".", "..", "..."])
+def test_a_name_of_dots_alone_does_not_climb(tmp_path: Path, job_id: str) -> None:
+    scratch = Scratch.of(tmp_path, job_id, 1)
+    assert scratch.directory.resolve() == scratch.directory
+    assert scratch.directory.parent.parent == tmp_path / "jobs"
+
+
+def test_jobs_of_two_tables_with_one_id_share_no_directory(tmp_path: Path) -> None:
+    one = JobContext(7, claim=Claim("jobs", 7, "w", 1), services=Desk(tmp_path)).scratch()
+    other = JobContext(7, claim=Claim("asr_jobs", 7, "w", 1), services=Desk(tmp_path)).scratch()
+    assert one.directory == tmp_path / "jobs" / "7" / "1"
+    assert other.directory == tmp_path / "asr_jobs" / "7" / "1"
+
+
 def test_a_planted_link_is_refused(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     (root / "jobs").mkdir(parents=True)
@@ -168,6 +182,30 @@ def test_nothing_is_published_by_a_run_that_lost_its_lease(tmp_path: Path, stora
     with pytest.raises(LeaseLostError):
         publish(a_context(Desk(tmp_path, held=False)), storage, "j.mp4", file)
     assert storage.head("j.mp4") is None
+
+
+def test_a_run_that_loses_its_lease_while_copying_does_not_overwrite_its_heir(tmp_path: Path) -> None:
+    """The zombie has hashed and copied when it asks; its heir has published meanwhile."""
+    storage = FileStorage(tmp_path / "store")
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"zombie")
+    new.write_bytes(b"heir")
+    desk = Desk(tmp_path)
+
+    class Slow(FileStorage):
+        def _path(self, key: str) -> Path:  # the copy begins
+            if desk.held:
+                desk.held = False
+                publish(a_context(Desk(tmp_path)), storage, "j.mp4", new)
+            return super()._path(key)
+
+    with pytest.raises(LeaseLostError):
+        publish(a_context(desk), Slow(tmp_path / "store"), "j.mp4", old)
+    assert (tmp_path / "store" / "j.mp4").read_bytes() == b"heir"
+    found = storage.head("j.mp4")
+    assert found is not None
+    assert found.whole
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["j.mp4", "j.mp4.sha256"]
 
 
 def test_an_empty_file_is_not_published(tmp_path: Path, storage: Any) -> None:
@@ -332,6 +370,18 @@ def test_a_program_and_what_it_started_end_with_the_job(tmp_path: Path) -> None:
     child = int(told.read_text())
     deadline = time.monotonic() + 5
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the grandchild lives"
+        time.sleep(0.01)
+
+
+def test_a_program_that_ended_is_not_waited_for_because_of_what_it_left_behind(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    began = time.monotonic()
+    run_command(JobContext(1), ["sh", "-c", f"sleep 8 & echo $! > {told}"])
+    assert time.monotonic() - began < 5
+    child = Path(f"/proc/{int(told.read_text())}")
+    deadline = time.monotonic() + 2
+    while child.exists() and child.joinpath("stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the grandchild lives"
         time.sleep(0.01)
 
