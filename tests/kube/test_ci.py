@@ -18,7 +18,7 @@ from tests.cluster.process import wait_until
 MAKE = """#!/bin/sh
 case $1 in
     test) echo $$ > "$MARKS/slow"; exec sleep 600 ;;
-    *) echo "made $1" ;;
+    *) echo "made $1"; grep SigIgn "/proc/$$/status" ;;
 esac
 """
 
@@ -77,6 +77,24 @@ def test_an_interrupted_ci_takes_its_running_part_with_it(clone: Path) -> None:
 
     assert running.returncode == 130
     wait_until(lambda: gone(mark), timeout=10, what="the part to end with CI")
+
+
+def test_the_parts_can_be_interrupted_also_when_ci_runs_in_the_background(clone: Path) -> None:
+    """A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that.
+
+    Tests that interrupt a program would wait for ever for its end.
+    """
+    script = clone / ".ci" / "run"
+    script.rename(clone / ".ci" / "real")
+    a_program(script, f"#!/bin/sh\ntrap '' INT QUIT\nexec {clone / '.ci' / 'real'}\n")
+
+    with start_ci(clone, CI_LIMIT="1") as running:
+        output = running.communicate(timeout=60)[0]
+
+    masks = [int(mask, 16) for mask in re.findall(r"SigIgn:\s+(\w+)", output)]
+    deaf = {1 << (number - 1) for number in (signal.SIGINT, signal.SIGQUIT)}
+    assert len(masks) == 4
+    assert not [mask for mask in masks if any(mask & bit for bit in deaf)]
 
 
 def test_every_part_of_ci_has_a_limit() -> None:
