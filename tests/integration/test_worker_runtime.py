@@ -23,6 +23,7 @@ from reconciler.worker import (
     with_stage,
 )
 from reconciler.worker import metrics as counted
+from reconciler.worker.session import Sessions
 from tests.factories import a_queued_job, the_events, the_job
 from tests.postgres import Connection
 from tests.worker_fleet import eventually, one, running, status_of
@@ -473,19 +474,17 @@ def test_a_payload_that_is_not_jsonable_is_a_clear_error_and_fails_the_job(
 def test_an_ending_whose_answer_was_lost_is_recognised_as_ours(
     dsn: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from reconciler.worker import job_run
-    from reconciler.worker.ending import write_ending as write
-
     job = a_queued_job(conn)
-    answers: list[str] = []
+    answers: list[Any] = []
+    run = Sessions.run
 
-    def lose_the_first_answer(*args: Any) -> str:
-        answers.append(write(*args))
+    def lose_the_first_answer(sessions: Sessions, work: Any) -> Any:
+        answers.append(run(sessions, work))
         if len(answers) == 1:
             raise psycopg.OperationalError("connection lost after the commit")
         return answers[-1]
 
-    monkeypatch.setattr(job_run, "write_ending", lose_the_first_answer)
+    monkeypatch.setattr(Sessions, "run", lose_the_first_answer)
     caplog.set_level("INFO")
     with running(a_worker(dsn, lambda _: None)):
         eventually(lambda: any(getattr(record, "became", "") for record in caplog.records))
