@@ -94,7 +94,7 @@ def prune(progress: Progress = say, *, limit: int = STORAGE_LIMIT) -> None:
     _buildah_script("buildah rmi --prune --force >/dev/null")
     if _storage_size() > limit:
         # The bases come again from their archives, in seconds.
-        _isolated(["rm", "-rf", str(_storage())])
+        _isolated(["rm", "-rf", str(_storage() / "root"), str(_storage() / "run")])
 
 
 def _storage() -> Path:
@@ -102,7 +102,7 @@ def _storage() -> Path:
 
 
 def _storage_size() -> int:
-    answer = run_limited(["du", "-s", "--block-size=1", str(_storage())], seconds=COMMAND_SECONDS)
+    answer = run_limited(["du", "-s", "--block-size=1", str(_storage().resolve())], seconds=COMMAND_SECONDS)
     if answer.returncode != 0:
         raise ClusterError(f"du of buildah's storage failed: {answer.stderr}")
     return int(answer.stdout.split()[0])
