@@ -89,8 +89,8 @@ def measure(stand: Stand) -> Result:
         notes=(
             f"Medians of {len(taken[FLOOR])} interleaved repetitions; ratios are taken within a repetition.",
             "Fastest: the floor's fastest repetition against this side's: what is left when nobody disturbs.",
-            "Processor: seconds of all sessions and of the client, as a ratio to the floor's; it does not",
-            "grow when others use the machine.",
+            "Processor: seconds of all sessions and of the client, as a ratio to the floor's; it grows",
+            "far less than the wall's time when others use the machine.",
         ),
     )
 
