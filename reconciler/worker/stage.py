@@ -16,7 +16,7 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from reconciler.worker.context import MAX_TIMEOUT_SEC, JobContext, current_job, timeout_for
+from reconciler.worker.context import AGENT_TIMEOUTS_SEC, MAX_TIMEOUT_SEC, JobContext, current_job, timeout_for
 from reconciler.worker.errors import JobTimeoutError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class with_stage(ContextDecorator):  # noqa: N801 - the document's own word, used like a function
     """One phase of the current job, sync or async. `timeout` bounds it in seconds, within the job's own.
 
-    Without one it is the document's: `timeout_for(stage)`, 4 minutes unless listed. Never over 20 minutes:
-    what takes longer calls `job.set_stage()`, whose only limits are the lease and max_runtime.
+    Without one only the document's agents have a limit (AGENT_TIMEOUTS_SEC); a stage such as asr may take
+    hours, and its limits are the lease and max_runtime. A timeout is never over 20 minutes.
     """
 
     def __init__(
@@ -102,7 +102,10 @@ class with_stage(ContextDecorator):  # noqa: N801 - the document's own word, use
 
     def _begin(self, job: JobContext) -> None:
         self._outer = job.limit_at
-        job.limit(timeout_for(self._stage) if self._timeout is None else min(self._timeout, MAX_TIMEOUT_SEC))
+        if self._timeout is not None:
+            job.limit(min(self._timeout, MAX_TIMEOUT_SEC))
+        elif self._stage in AGENT_TIMEOUTS_SEC:
+            job.limit(timeout_for(self._stage))
 
     def _job(self) -> JobContext:
         job = current_job()

@@ -131,17 +131,29 @@ def test_a_coroutine_keeps_the_context_it_was_made_for() -> None:
     assert asyncio.run(main()) == ("abc", True)
 
 
-@pytest.mark.parametrize(("timeout", "seconds"), [(None, 240.0), (60.0, 60.0), (10**6, 1200.0)])
-def test_a_stage_has_the_documents_timeout_and_never_more_than_twenty_minutes(
-    timeout: float | None, seconds: float
+@pytest.mark.parametrize(
+    ("stage", "timeout", "seconds"),
+    [("fallacy-check", None, 600.0), ("clip", 60.0, 60.0), ("clip", 10**6, 1200.0)],
+)
+def test_an_agent_has_the_documents_timeout_and_no_timeout_is_over_twenty_minutes(
+    stage: str, timeout: float | None, seconds: float
 ) -> None:
     class Desk:
         def set_stage(self, job: JobContext, stage: str, **options: object) -> None: ...
 
     job = JobContext(1, services=Desk())  # type: ignore[arg-type]
     with job_context(job):
-        with with_stage("clip", timeout=timeout):
+        with with_stage(stage, timeout=timeout):
             assert seconds - 5 < job.remaining(None) <= seconds
+        assert job.remaining(None) == float("inf")
+
+
+def test_a_stage_that_may_take_hours_has_no_timeout_unless_asked() -> None:
+    class Desk:
+        def set_stage(self, job: JobContext, stage: str, **options: object) -> None: ...
+
+    job = JobContext(1, services=Desk())  # type: ignore[arg-type]
+    with job_context(job), with_stage("asr"):
         assert job.remaining(None) == float("inf")
 
 
