@@ -16,7 +16,13 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from reconciler.worker.context import AGENT_TIMEOUTS_SEC, MAX_TIMEOUT_SEC, JobContext, current_job, timeout_for
+from reconciler.worker.context import (
+    AGENT_TIMEOUTS_SEC,
+    MAX_TIMEOUT_SEC,
+    JobContext,
+    current_job,
+    timeout_for,
+)
 from reconciler.worker.errors import JobTimeoutError
 
 F = TypeVar("F", bound=Callable[..., Any])
